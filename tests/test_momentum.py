@@ -85,6 +85,7 @@ def test_nothing_is_claimed_where_the_declared_momentum_is_wrong(momentum: float
     for sent in (rounds(2), rounds(2, rate=1e-6), rounds(2, batch=1, rate=1e-6)):
         (_, before, _), (model, update, _) = sent
         assert not unsum.separate(model, unsum.without_momentum(update, before, momentum)).exact
+        assert unsum.separate(model, unsum.without_momentum(update, before, 0.9)).exact
 
 
 def test_a_declared_momentum_is_named_with_what_was_granted() -> None:

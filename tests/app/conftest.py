@@ -23,7 +23,7 @@ def client() -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def play(client: TestClient) -> Play:
-    """The last answer to a round with the first `count` embedded photos."""
+    """The last answers to a round with the first `count` embedded photos: the result, and its last ceiling."""
 
     def last(count: int = 8, **order: Any) -> dict[str, Any]:
         photos = [{"id": f"embedded-{i}"} for i in range(count)]
@@ -31,7 +31,9 @@ def play(client: TestClient) -> Play:
         assert response.status_code == 200, response.text
         answers = [json.loads(line) for line in response.text.splitlines()]
         answers = [answer for answer in answers if answer["kind"] != "search"]  # a busy machine takes longer
-        assert [answer["final"] for answer in answers if answer["kind"] == "result"][-1]
-        return {"answers": answers} | answers[-1]
+        result = [answer for answer in answers if answer["kind"] == "result"][-1]
+        assert result["final"]
+        assert (answers[-1]["kind"], answers[-1]["final"]) == ("bound", True)
+        return {"answers": answers} | result | answers[-1]
 
     return last

@@ -118,6 +118,7 @@ def test_the_server_that_changed_the_model_reads_under_other_defenses_too() -> N
     assert clip.worst == pytest.approx(none.worst, abs=1e-3)
 
 
+@pytest.mark.long
 def test_what_cannot_be_attacked_is_said() -> None:
     comparison = unsum.audit(small_net(), DATA, attack="fgla", compare=True).comparison
     assert not any(point.refused for point in comparison.points)

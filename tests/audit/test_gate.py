@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from support.audits import captured, synthetic
+from support.audits import bounded, captured, synthetic
 from support.audits import shares as own
 from unsum import UnsumError
-from unsum.audit.gate import Gate, check_gate, sentence
+from unsum.audit.gate import Gate, check_gate, render_junit, render_sarif, sentence
 from unsum.audit.leakage import Shares, vouched
 from unsum.audit.report import Audit
 from unsum.audit.result import SampleRow
@@ -59,6 +62,8 @@ def test_the_reason_names_the_worst() -> None:
     assert held.to_dict() == {"level": 0.2, "result": "failed", "above": 2, "reason": held.reason} | {
         "prove_below": None,
         "proven": False,
+        "fail_on_labels": False,
+        "besides": [],
     }
 
 
@@ -128,3 +133,66 @@ def test_a_gate_that_passes_says_that_the_labels_are_read() -> None:
     assert passed.exit_code == 0
     assert passed.reason.endswith("of the sample), but the labels are given away: 7 of 8 were read.")
     assert Gate(0.2, rows, labels=LabelsRead.of(eye[20:28], eye[:8])).reason.endswith("(most: 10 % of the sample).")
+
+
+def _labels_read(**how: Any) -> Gate:
+    """Seven of eight labels read, and every sample at 10 %."""
+    eye = torch.eye(100)
+    rows = [SampleRow(f"photo {i}", "a", "a", Shares(sample=0.1), None, None, None) for i in range(8)]
+    return Gate(0.2, rows, labels=LabelsRead.of(eye[:7], eye[:8], "labels by bias-sign"), **how)
+
+
+def test_labels_that_were_read_fail_where_that_is_asked_for() -> None:
+    held = _labels_read(fail_on_labels=True)
+    assert (held.result, held.exit_code, held.unproven) == ("failed", 1, False)
+    assert held.reason == (
+        "Gate failed: the labels are given away: 7 of 8 were read, though none of 8 samples leaks more than 20 %."
+    )
+    assert held.to_dict()["besides"] == ["the labels are given away: 7 of 8 were read"]
+    assert held.to_dict()["fail_on_labels"] is True
+
+
+def test_a_gate_on_labels_passes_without_any_and_decides_nothing_of_samples() -> None:
+    rows = _labels_read().rows
+    assert Gate(0.2, rows, fail_on_labels=True).exit_code == 0
+    unknown = [replace(rows[0], shares=Shares())]
+    assert Gate(0.2, unknown, fail_on_labels=True).exit_code == 2
+    held = Gate(
+        0.2, unknown, fail_on_labels=True, headline="This update gives away the words of the texts, in no order."
+    )
+    assert held.exit_code == 1  # what is known to leak is enough
+    assert held.reason == "Gate failed: this update gives away the words of the texts, in no order."
+
+
+def test_samples_and_labels_fail_in_one_sentence() -> None:
+    held = _labels_read(fail_on_labels=True)
+    worse = replace(held, rows=[replace(held.rows[0], shares=Shares(sample=0.5)), *held.rows[1:]])
+    assert worse.reason == (
+        "Gate failed: 1 of 8 samples leaks more than 20 % (most: “photo 0” with 50 % of the sample), and the labels are given "
+        "away: 7 of 8 were read."
+    )
+
+
+def test_a_proof_about_samples_is_none_about_labels() -> None:
+    """Every ceiling is 5 %, and a label is told from another one with certainty."""
+    proven = replace(bounded(*[0.05] * 8), labels=torch.ones(8))
+    held = _labels_read(bound=proven, prove_below=0.2)
+    assert held.exit_code == 0
+    assert held.reason.endswith(", but the labels are given away: 7 of 8 were read.")
+    assert replace(held, fail_on_labels=True).exit_code == 1
+    hidden = replace(held, bound=replace(proven, labels=torch.full((8,), 0.55)), fail_on_labels=True)  # right by luck
+    assert (hidden.exit_code, hidden.besides) == (0, [])
+
+
+def test_build_servers_see_a_gate_on_labels() -> None:
+    audit = leaking(0.1, 0.1, 0.1)
+    held = replace(audit.gate(0.2, fail_on_labels=True), labels=_labels_read().labels)
+    suite = ElementTree.fromstring(render_junit(audit, held))[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
+    assert suite[-1].find("failure").text == "the labels are given away: 7 of 8 were read"  # type: ignore[union-attr]
+    run = json.loads(render_sarif(audit, held))["runs"][0]
+    assert {one["level"] for one in run["results"]} == {"error"}
+    assert run["invocations"][0]["exitCode"] == 1
+    passed = replace(held, fail_on_labels=False)
+    assert {one["level"] for one in json.loads(render_sarif(audit, passed))["runs"][0]["results"]} == {"note"}
+    assert ElementTree.fromstring(render_junit(audit, passed))[0].get("tests") == "3"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import unsum
+from support.long import long
 from support.material import pictures, small_net
 from support.progress import Heard
 from unsum.audit.report import render
@@ -30,6 +31,7 @@ def test_the_default_audit_recovers_everything(default_audit: unsum.Audit) -> No
     assert default_audit.verdict.share == 1
 
 
+@pytest.mark.long
 def test_shared_labels_do_not_help_the_client() -> None:
     result = unsum.audit(same_label=4)
     assert result.scores["worst_feature_error"] < 1e-4
@@ -39,7 +41,7 @@ def test_shared_labels_do_not_help_the_client() -> None:
     assert ratio.scores["psnr"] < result.scores["psnr"] - 3  # what the exact solver is for
 
 
-@pytest.mark.parametrize("same_label", [0, 8])
+@pytest.mark.parametrize("same_label", [0, *long(8)])
 def test_a_fully_connected_network_gives_its_photos_away_exactly(same_label: int) -> None:
     result = unsum.audit("mlp", same_label=same_label)
     assert result.scores["psnr"] > 60

@@ -14,6 +14,7 @@ import pytest
 
 from support.bench_cells import FGLA, cell, values
 from support.bench_process import Result
+from support.long import long
 from unsum import UnsumError
 from unsum.bench import EXPERIMENTS, Cell, Material, Store, cells_of_all, run
 from unsum.bench.measure import Outcome
@@ -25,7 +26,7 @@ Bench = Callable[..., Result]
 WORDS = ("rgla-10", "rgla-11", "--without", "rgla")
 
 
-@pytest.mark.parametrize("count", [3, 10])
+@pytest.mark.parametrize("count", [3, *long(10)])
 def test_every_cell_is_in_exactly_one_shard_and_slow_ones_are_spread(count: int) -> None:
     cells = cells_of_all(EXPERIMENTS.values(), "small")
     shards = [share(cells, (number, count)) for number in range(1, count + 1)]

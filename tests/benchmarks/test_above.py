@@ -28,6 +28,7 @@ def above() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_a_small_search_finds_nothing_above(above: ModuleType, tmp_path: Path) -> None:
     record = above.search(above.Record(), 0, cases=16, attackers=["told", "exact", "label: ilrg"])
     assert record.cases + record.refused + record.crashes == 16
@@ -46,6 +47,7 @@ def genome(above: ModuleType, **changed: object) -> dict[str, object]:
     return above.fresh(random.Random(0), ["told"]) | plain | rest | {"head": 1.0, "seed": 5} | changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("secret", "noise"), [("label", 4.0), ("presence", 1.0)])
 def test_half_the_distance_is_found_out(
     above: ModuleType, secret: str, noise: float, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+pytestmark = pytest.mark.long
 CLASSES, K, B, SIDE = 7, 2, 2, 64
 
 

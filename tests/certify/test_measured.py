@@ -71,3 +71,5 @@ def test_what_rounding_does_not_leave_is_doubted() -> None:
     }
     coarse = unsum.Update({name: g.bfloat16() for name, g in bent.items()})
     assert not unsum.separate(model, coarse, batch_size=1).exact
+    straight = unsum.Update({name: g.bfloat16() for name, g in update.gradients.items()})
+    assert unsum.separate(model, straight, batch_size=1).exact

@@ -111,13 +111,16 @@ def test_a_weight_that_the_body_uses_too_is_no_certain_head() -> None:
     assert any("used elsewhere in the model" in note for note in leak.notes)
 
 
+@pytest.mark.long
 def test_many_updates_at_once_ask_as_well() -> None:
     class InTrainMode(Asserting):
         def forward(self, x: Tensor) -> Tensor:
             z = super().forward(x)
             return 2 * z if self.training else z
 
-    model = InTrainMode()
-    updates = [unsum.capture(model, torch.rand(3, 16), torch.tensor([4, 4, 1])) for _ in range(2)]
-    assert not any(leak.exact for leak in unsum.attack_many(model, updates, processes=1))
-    assert not unsum.separate_rounds([(model, update) for update in updates]).exact
+    for model, certain in ((InTrainMode(), False), (Asserting(), True)):
+        x, y = torch.rand(3, 16), torch.tensor([4, 4, 1])
+        updates = [unsum.capture(model, x, y) for _ in range(2)]
+        leaks = unsum.attack_many(model, updates, processes=1)
+        assert [leak.exact for leak in leaks] == [certain] * 2
+        assert unsum.separate_rounds([(model, update) for update in updates]).exact is certain

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from unsum.certify.claim import Evidence, grant
-from unsum.certify.doubts.replay import Replay, doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
+from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
+from unsum.engine.replay import Replay
 
 
 def replay(*, left: float = 1e-7, part: float = 1.0) -> Replay:
     """Two tensors of 1 and 0.1, rounded at 1e-6 of each; the first of two samples sends all, the second `part`."""
     sent = torch.tensor([1.0, 0.1], dtype=torch.float64)
-    return Replay(sent, left * sent, 1e-6 * sent, torch.stack([sent, part * sent]))
+    return Replay(("0", "1"), sent, left * sent, 1e-6 * sent, torch.stack([sent, part * sent]))
 
 
 def test_rounding_in_one_tensor_is_no_excuse_for_another() -> None:

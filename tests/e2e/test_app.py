@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 from urllib.request import urlopen
+from xml.etree import ElementTree
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from support.browsing import HOSTILE, Heard
+from unsum.audit.report import environment
 from unsum.commands import main as cli
 
 PATIENCE = 120_000  # ms; timings belong in benchmarks, a busy machine must not fail a test
@@ -30,6 +33,10 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     expect(page.locator("#badge")).to_have_text("Severe leakage")
     assert page.locator("#pictures figure").count() == 8
     assert page.get_by_text("✓ correct").count() == 8
+    expect(page.locator("#state")).to_have_text("leaks")
+    expect(page.locator("#pictures .interval")).to_have_count(8)
+    expect(page.locator("#ceiling")).to_have_text("100 %", timeout=PATIENCE)
+    expect(page.locator("#progress-text")).to_contain_text("Ceiling 100 %.")
     images = page.evaluate("[...document.images].map(image => [image.complete, image.naturalWidth])")
     assert images == [[True, 128]] * (16 + 2 * 8)
     before = page.locator("img.recovered").first.get_attribute("src")
@@ -92,12 +99,43 @@ def test_without_the_last_layer_nothing_is_decided_and_what_is_old_is_grey(page:
     expect(page.locator("#share")).to_have_text("?")
     expect(page.locator("#share-text")).to_have_text("of the 1 private photo may leak: nobody can tell.")
     expect(page.locator("#caution")).to_contain_text("That is no proof of safety")
-    assert "%" not in verdict.inner_text()
+    expect(page.locator("#state")).to_have_text("not decidable")
+    expect(page.locator("#found")).to_have_text("–")  # never 0 %
+    expect(page.locator("#ceiling")).to_have_text("100 %")  # no noise
     page.route("**/api/round", lambda _route: None)  # never answered
     page.get_by_label("What the update goes through").select_option("sign")
     for part in (verdict, page.locator("#outcome")):
         assert "stale" in (part.get_attribute("class") or "")
         assert part.evaluate("part => getComputedStyle(part).filter") == "grayscale(1)"
+
+
+def test_the_interval_is_the_reports(page: Page, address: str) -> None:
+    """The page draws by itself what a macro of the reports draws: no report may say another thing."""
+    page.goto(address)
+    template = environment().from_string('{% from "chart.html.j2" import interval %}{{ interval(found, ceiling) }}')
+    told = (
+        "[...drawn.children].map(one => [one.tagName, ...[...one.attributes].map("
+        "a => [a.name, isNaN(a.value) ? a.value : Number(a.value)])])"
+    )
+    for found, ceiling in [(0.25, 0.75), (0.0, 1.0), (0.004, 0.01), (math.nan, 0.5), (0.5, math.nan)]:
+        values = [None if math.isnan(value) else value for value in (found, ceiling)]
+        own = page.evaluate(
+            "async values => { const { interval } = await import('/interval.js'); const drawn = interval(...values); "
+            f"return [drawn.getAttribute('aria-label'), {told}]; }}",
+            values,
+        )
+        markup = template.render(found=found, ceiling=ceiling)
+        drawn = ElementTree.fromstring(markup.strip())
+        assert own[0] == drawn.get("aria-label")
+        report = [[one.tag, *([name, _plain(value)] for name, value in one.attrib.items())] for one in drawn]
+        assert [[one[0], *one[1:]] for one in own[1]] == report
+
+
+def _plain(value: str) -> str | float:
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])

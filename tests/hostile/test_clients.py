@@ -40,7 +40,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("batches", [30_000, *long(10**9, 2**62)])
+@pytest.mark.parametrize("batches", long(30_000, 10**9, 2**62))
 def test_counters_of_a_client_take_no_memory_and_are_no_low_leak(batches: int) -> None:
     outcome, told = within_memory(_ROUND, batches)
     assert outcome == "failed"

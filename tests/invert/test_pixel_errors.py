@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unsum.certify.doubts.replay import Replay
+from unsum.engine.replay import Replay
 from unsum.invert.pixels import judge
 from unsum.invert.pixels.equations import posed
 from unsum.invert.pixels.judge import Solution
@@ -80,14 +80,16 @@ def test_a_picture_that_sends_nothing_is_not_certain(monkeypatch: pytest.MonkeyP
     one = torch.ones(1, dtype=torch.float64)
     leak = Leak("spans", torch.eye(2), torch.zeros(2, 2), torch.ones(2, 3), 0.0, 0.0, exact=False)
     for sent, exact in ((1.0, [True, True]), (2.9e-6, [True, False])):
-        played = Replay(one, 1e-7 * one, 1e-6 * one, torch.stack([one, sent * one]))
+        played = Replay(("0.weight",), one, 1e-7 * one, 1e-6 * one, torch.stack([one, sent * one]))
         monkeypatch.setattr(judge, "play", lambda *_, played=played: played)
         solution = Solution(torch.zeros(2, 1, 2, 2), errors, [])
         found, certain, notes = judge.judge(copies(1), Update({"0.weight": one}), leak, solution)
         assert certain.tolist() == exact
         assert found.isfinite().tolist() == exact
         assert any(note.startswith("Sample 1 would send hardly more") for note in notes) != exact[1]
-    monkeypatch.setattr(judge, "play", lambda *_: Replay(one, 1.1e-6 * one, 1e-6 * one, torch.ones(2, 1)))
+    monkeypatch.setattr(
+        judge, "play", lambda *_: Replay(("0.weight",), one, 1.1e-6 * one, 1e-6 * one, torch.ones(2, 1))
+    )
     assert judge.judge(copies(1), Update({"0.weight": one}), leak, solution)[1].tolist() == [False, False]
 
 

@@ -62,16 +62,19 @@ FINER = {"generator": lambda: generator(64)}
 DENOISER = {"denoiser": denoiser}
 PHOTOS = {"auxiliary": owned}
 CASES = [
-    Plugged("gias", convnet, 16.5, {"steps": 120, "weight_steps": 120, "restarts": 1, "rate": 0.1}, (), FINER, 2),
     Plugged("ggl", lenet, 17.5, GGL, (), GENERATOR),
-    Plugged("hcgla", convnet, 17.5, {"steps": 200}, (defend.Prune(0.99),), DENOISER),
     Plugged("rog", convnet, 22, {}, (), DENOISER),
     Plugged("rog", convnet, 20, {}, (defend.QSGD(64),), DENOISER),
     Plugged("rog", convnet, 18, {}, (defend.Sign(),), DENOISER),
     Plugged("rog", convnet, 17, {}, (defend.Prune(0.99),), DENOISER),
     Plugged("lti", lenet, 17.5, LTI, (defend.Prune(0.9),), PHOTOS),
 ]
-FURTHER = [Plugged("lti", lenet, 18, LTI, (), PHOTOS), Plugged("lti", lenet, 17, LTI, (defend.Sign(),), PHOTOS)]
+FURTHER = [
+    Plugged("gias", convnet, 16.5, {"steps": 120, "weight_steps": 120, "restarts": 1, "rate": 0.1}, (), FINER, 2),
+    Plugged("hcgla", convnet, 17.5, {"steps": 200}, (defend.Prune(0.99),), DENOISER),
+    Plugged("lti", lenet, 18, LTI, (), PHOTOS),
+    Plugged("lti", lenet, 17, LTI, (defend.Sign(),), PHOTOS),
+]
 
 
 @pytest.mark.parametrize("case", [*CASES, *long(*FURTHER)], ids=str)

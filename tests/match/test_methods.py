@@ -24,7 +24,7 @@ CASES = [
 
 
 # The others do what one of these does, with another distance or other labels.
-QUICK = [case for case in CASES if case.method not in ("idlg", "gradinversion", "soft-gf")]
+QUICK = [case for case in CASES if case.method not in ("dlg", "idlg", "gradinversion", "soft-f", "soft-gf")]
 FURTHER = [case for case in CASES if case not in QUICK]
 
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from unsum import UnsumError, capture, peel
 from unsum.head import trace
+from unsum.network.chain import find_chain
 from unsum.network.flow import changes_its_input
-from unsum.peel.chain import find_chain
 
 
 def _mlp() -> nn.Sequential:

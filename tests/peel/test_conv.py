@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import unsum
 from unsum import UnsumError
 from unsum.data import embedded_batch
+from unsum.network.activations import TANH
+from unsum.network.chain import Step
 from unsum.peel import peel
-from unsum.peel.activations import TANH
-from unsum.peel.chain import Step
 from unsum.peel.conv import ConvSystem, least_squares, rehearse
 
 

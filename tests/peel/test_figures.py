@@ -4,7 +4,6 @@ stands above it."""
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,11 +12,21 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from unsum.certify.claim import grant_each
-from unsum.peel.activations import IDENTITY
-from unsum.peel.chain import Step
+from unsum.engine.replay import Replay
+from unsum.network.activations import IDENTITY
+from unsum.network.chain import Step
 from unsum.peel.conv import peel_conv
-from unsum.peel.dense import DenseSolution, Front, open_range, peel_dense, rounding, solve_dense, standard_errors
-from unsum.peel.replay import Pass, PlayedBatch, Replayed, outside
+from unsum.peel.dense import (
+    DenseSolution,
+    Front,
+    column_space,
+    open_range,
+    peel_dense,
+    rounding,
+    solve_dense,
+    standard_errors,
+)
+from unsum.peel.replay import Pass, PlayedBatch, Replayed
 
 EPS = float(torch.finfo(torch.float32).eps)
 INVERSE = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)  # rows of norm 5 and 2
@@ -133,7 +142,9 @@ def played(left: list[float]) -> Replayed:
     first, second = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 3.0], [0.5, 0.0]])
     steps = [dense(2, 2), dense(2, 2)]
     batch = PlayedBatch(steps, X, torch.eye(2), 1.0, [(2,), (2,)])
-    return Replayed(batch, Pass(x, [first.double(), second.double()], []), left, 0.0)
+    none = torch.zeros(1)
+    rest = Replay(("0.weight",), none, none, none)
+    return Replayed(batch, Pass(x, [first.double(), second.double()], []), left, rest)
 
 
 def test_the_layer_that_hears_least_of_a_sample_counts() -> None:
@@ -142,31 +153,16 @@ def test_the_layer_that_hears_least_of_a_sample_counts() -> None:
     assert played([50.0, 0.5]).contributions().tolist() == pytest.approx([0.2, 0.2])
 
 
-def test_twins_stand_above_what_is_left_in_their_best_layer_and_worst_direction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sixteen directions in two layers: the larger of the layers, then the smallest of the
-    directions."""
-    shown = iter(
-        torch.tensor(pair, dtype=torch.float64)
-        for draw in range(16)
-        for pair in ([30.0 + draw, 5.0], [20.0, 40.0 - draw])  # (B,) of the first layer, then of the second
-    )
-    monkeypatch.setattr(sys.modules[Replayed.__module__], "_played", lambda *_: None)
-    monkeypatch.setattr(Replayed, "_known", lambda *_: None)
-    monkeypatch.setattr(Replayed, "_shown", lambda *_: next(shown))
-    assert played([1.0, 1.0]).twins(seed=0).tolist() == [30.0, 25.0]
-    assert next(shown, None) is None
-
-
-def test_what_lies_outside_a_span() -> None:
-    """Of (1, 2, 2) beside the first axis (0, 2, 2) is left; in the span, nothing."""
-    basis = torch.tensor([[1.0, 0.0, 0.0]])
-    assert outside(torch.tensor([[1.0, 2.0, 2.0], [7.0, 0.0, 0.0]]), basis).tolist() == [[0, 2, 2], [0, 0, 0]]
-
-
 def test_inputs_are_exact_below_a_thousandth_where_all_above_is_and_nobody_doubts() -> None:
     values = torch.tensor([0.99e-3, 1.01e-3, math.nan, 0.0])
     assert grant_each(values, above=True).tolist() == [True, False, False, True]
     assert grant_each(values, above=False).tolist() == [False] * 4
     assert grant_each(values, above=True, doubts=["One."]).tolist() == [False] * 4
+
+
+def test_the_column_space_is_that_of_the_exact_svd() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(50, 4) @ torch.randn(4, 70)
+    U = column_space(matrix, 4)
+    exact = torch.linalg.svd(matrix.double())[0][:, :4]
+    torch.testing.assert_close(U @ U.T, exact @ exact.T, atol=1e-6, rtol=0)

@@ -135,3 +135,12 @@ def test_vectors_are_inputs_but_no_pictures() -> None:
     assert leak.images is None
     assert leak.inputs is not None
     assert float(torch.cdist(leak.inputs, x.double()).min(0).values.max()) < 1e-3
+
+
+def test_unknown_names_are_refused() -> None:
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 20)), torch.rand(2, 3, 4, 4)
+    update = unsum.capture(model, x, torch.arange(2))
+    with pytest.raises(UnsumError, match="did you mean 'layers'"):
+        peel(model, update, method="layer")
+    with pytest.raises(UnsumError, match="has no option 'steps'"):
+        peel(model, update, method="cocktail", steps=3)

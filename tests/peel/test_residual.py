@@ -12,6 +12,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 import unsum
 from support.residual_nets import Narrow, client, network, read_by
 from unsum.head import collect_features
+from unsum.peel.residual import reach
 from unsum.peel.residual.masks import confirmed
 from unsum.score.samples import assign
 
@@ -59,6 +60,16 @@ def test_stages_of_full_width_are_undone_exactly() -> None:
     peeled = unsum.peel(model, update, unsum.separate(model, update, batch_size=8), "residual")
     assert bool(peeled.exact.all())
     assert error(peeled.inner["layer3.0.conv1"], read_by(model, images, "layer3.0.conv1")) < 1e-5
+
+
+@pytest.mark.parametrize("layer", ["layers.2.1.conv2", "layers.2.1.conv1"])
+def test_a_layer_inside_the_first_block_can_be_asked_for(layer: str) -> None:
+    """The walk ends before it has read any block's input."""
+    model = unpooled(BasicBlock)
+    images, update = client(model, 4)
+    peeled = unsum.peel(model, update, unsum.separate(model, update), "residual", layer=layer)
+    assert peeled.layers[-1].name == layer
+    assert error(peeled.inputs, read_by(model, images, layer)) < 1e-5
 
 
 def test_order_is_that_of_the_leak() -> None:
@@ -139,6 +150,51 @@ def test_unknown_layers_are_refused(layer: str, sentence: str) -> None:
     _, update = client(model, 2)
     with pytest.raises(unsum.UnsumError, match=sentence):
         unsum.peel(model, update, unsum.separate(model, update), "residual", layer=layer)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ((3, 7, 9), "takes no input of shape"),
+        ((3, 16), r"give shape=\(3, height, width\)"),
+        ((), "shape= is that of one input"),
+        (16, "shape= is that of one input"),
+        ((3, 16.0, 16.0), "shape= is that of one input"),
+    ],
+)
+def test_shapes_that_the_model_does_not_take_are_refused(shape: object, sentence: str) -> None:
+    model = unpooled(BasicBlock)
+    _, update = client(model, 2)
+    leak = unsum.separate(model, update)
+    with pytest.raises(unsum.UnsumError, match=sentence):
+        unsum.peel(model, update, leak, "residual", shape=shape)  # type: ignore[arg-type]
+    if shape == (3, 7, 9):
+        with pytest.raises(unsum.UnsumError, match=sentence):
+            reach(model, 2, 7)
+
+
+def test_leaks_that_do_not_fit_the_model_are_refused() -> None:
+    model = unpooled(BasicBlock)
+    _, update = client(model, 2)
+    leak = unsum.separate(model, update)
+    fewer = replace(leak, features=leak.features[:, :100])
+    empty = replace(leak, targets=leak.targets[:0])
+    for other in (fewer, empty):
+        for method in ("residual", "layers"):
+            with pytest.raises(unsum.UnsumError, match="does not fit the model, whose head reads 1024"):
+                unsum.peel(model, update, other, method)
+    maps = replace(leak, inner={"layers.2.0.conv1": torch.rand(2, 3, 3, 3)})
+    with pytest.raises(unsum.UnsumError, match=r"maps of shape \(2, 3, 3, 3\) for 'layers\.2\.0'"):
+        unsum.peel(model, update, maps, "residual")
+
+
+def test_a_block_with_a_convolution_too_many_is_refused() -> None:
+    model = unpooled(BasicBlock)
+    _, update = client(model, 2)
+    leak = unsum.separate(model, update)
+    model.layers[2][1].conv3 = nn.Conv2d(64, 64, 1, bias=False)  # without a bn3
+    with pytest.raises(unsum.UnsumError, match=r"'layers\.2\.1\.bn3' are not a plain convolution"):
+        unsum.peel(model, update, leak, "residual")
 
 
 def test_pooling_and_plain_networks_are_refused() -> None:

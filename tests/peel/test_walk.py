@@ -65,6 +65,7 @@ def test_a_gate_that_was_turned_is_not_certified() -> None:
 
 def test_what_is_not_certified_above_is_not_below() -> None:
     model, _, update, leak = walked(2, train=False)
+    assert bool(unsum.peel(model, update, leak, "residual").exact.all())
     peeled = unsum.peel(model, update, replace(leak, exact=False), "residual")
     assert not bool(peeled.exact.any())
 

@@ -62,3 +62,15 @@ def test_what_it_needs_is_said() -> None:
         crowded(truth.head, Knowledge(labels=torch.zeros(B, dtype=torch.long)), seed=0)
     with pytest.raises(unsum.UnsumError, match="needs the labels"):
         crowded(truth.head, Knowledge(labels=torch.full((B, C), 1 / C)), seed=0)
+
+
+def test_a_gradient_that_was_pruned_away_is_refused() -> None:
+    """Nothing of ∇W, or a few entries and no bias gradient: no NaN is an answer."""
+    model, labels = nn.Linear(48, 2), torch.tensor([0, 1])
+    sent = {"weight": torch.zeros(2, 48), "bias": torch.zeros(2)}
+    with pytest.raises(unsum.UnsumError, match="that is not zero"):
+        unsum.separate(model, unsum.Update(sent), "crowded", labels=labels)
+    row = torch.linspace(-0.01, 0.02, 48) * (torch.arange(48) % 5 == 0)
+    few = sent | {"weight": torch.stack([row, -row])}
+    with pytest.raises(unsum.UnsumError, match="'crowded' divided by zero"):
+        unsum.separate(model, unsum.Update(few), "crowded", labels=labels)

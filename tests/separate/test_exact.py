@@ -85,6 +85,7 @@ def test_pruned_gradient_is_not_called_exact() -> None:
 
     pruned = dataclasses.replace(truth.head, grad_W=prune(truth.head.grad_W), grad_b=prune(truth.head.grad_b))
     assert not exact(pruned, NOTHING, seed=0).exact
+    assert exact(truth.head, NOTHING, seed=0).exact
 
 
 @pytest.mark.parametrize("knowledge", [NOTHING, Knowledge(batch_size=3), Knowledge(labels=torch.tensor([1, 2]))])

@@ -241,6 +241,7 @@ def test_two_samples_are_not_claimed_where_one_with_a_mixed_label_fits() -> None
     torch.manual_seed(0)
     parallel = case(parallel.features, nn.Linear(512, 60), one_hot([2, 5], 60))
     assert not exact(parallel.head, NOTHING, seed=0).exact
+    assert exact(truth.head, NOTHING, seed=0).exact
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -101,5 +101,6 @@ def test_a_scaled_gradient_gives_no_first_counts() -> None:
     head, features, labels = trained_case(seed=1)
     update = unsum.capture(head, features, labels)
     larger = unsum.Update({name: 7 * value for name, value in update.gradients.items()})
+    assert unsum.separate(head, update).exact
     leak = unsum.separate(head, larger)
     assert not leak.exact or unsum.score(leak, features=features)["worst_feature_error"] < 1e-2

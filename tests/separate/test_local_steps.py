@@ -156,15 +156,17 @@ def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:
     client = Client()
     update, _ = client.sends(LocalTraining(0.05, 2), 4, 0.05)
     assert not unsum.separate(client.model, update, "local-steps", batch_size=6).exact
+    assert unsum.separate(client.model, update, "local-steps", batch_size=8).exact
 
 
 @pytest.mark.long
 def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_vouched_for() -> None:
     client = Client()
     update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
+    assert unsum.separate(client.model, update, "local-steps", batch_size=8).exact
     for gain in (1.02, 0.98):  # as if the rate had been another than was said
         other = update.map(lambda _name, gradient, gain=gain: gain * gradient)
-        leak = unsum.separate(client.model, other, "local-steps")
+        leak = unsum.separate(client.model, other, "local-steps", batch_size=8)
         error = unsum.score(leak, features=features, targets=client.labels)["worst_feature_error"]
         assert not leak.exact or error < 1e-2
 
@@ -184,10 +186,11 @@ def test_accumulated_gradients_are_one_step_whatever_the_counters_say(rate: floa
 @pytest.mark.long
 def test_a_training_declared_wrongly_is_not_vouched_for() -> None:
     client = Client()
-    update, _ = client.sends(LocalTraining(0.03, 4, momentum=0.9), 2, 0.02)
-    wrong = Update(update.gradients, "delta", update.learning_rate, training=LocalTraining(0.02, 4))
-    leak = unsum.separate(client.model, wrong, "local-steps")
+    update, _ = client.sends(LocalTraining(0.03, 4, momentum=0.9), 2, 0.03)
+    wrong = Update(update.gradients, "delta", update.learning_rate, training=LocalTraining(0.03, 4))
+    leak = unsum.separate(client.model, wrong, "local-steps", batch_size=8)
     assert not leak.exact
+    assert unsum.separate(client.model, update, "local-steps", batch_size=8).exact
 
 
 def test_the_automatic_choice_follows_the_steps_and_the_knowledge_says_so() -> None:

@@ -132,8 +132,9 @@ def test_two_classes_without_a_bias_leave_a_sample_and_its_negative_open() -> No
     torch.manual_seed(7)
     F, labels = torch.randn(1, 10, dtype=torch.float64), torch.tensor([1])
     weights = [torch.randn(2, 10, dtype=torch.float64) / 3 for _ in range(5)]
-    leak = unsum.separate_rounds(linear_rounds(weights, [F] * 5, labels, bias=False))
-    assert not leak.exact
+    for bias in (True, False):
+        leak = unsum.separate_rounds(linear_rounds(weights, [F] * 5, labels, bias=bias))
+        assert leak.exact is bias
 
 
 def test_a_round_with_fewer_directions_joins_the_others() -> None:

@@ -173,6 +173,7 @@ def test_a_gradient_of_another_batch_is_not_claimed(kind: str) -> None:
     deepest = [name for name in update.gradients if "layers.1" in name or "layer.1" in name][-1]
     swapped = update.map(lambda name, g: other.gradients[name] if name == deepest else g)
     assert not unsum.separate(model, swapped, "text").exact
+    assert unsum.separate(model, update, "text").exact
 
 
 def test_what_a_model_predicts_and_which_side_it_reads_is_recognized() -> None:
@@ -270,6 +271,7 @@ def paired(tokens: Tensor, ends: list[int]) -> Tensor:
     return (torch.arange(tokens.shape[1]) >= torch.tensor(ends)[:, None]).long()
 
 
+@pytest.mark.long
 def test_pairs_of_sentences_come_back_with_their_segments() -> None:
     model, tokens = made("bert classifier").eval(), sentences(3, 10, framed=True)
     segments = paired(tokens, [4, 6, 7])

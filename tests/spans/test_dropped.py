@@ -79,6 +79,7 @@ def test_wrong_masks_are_never_vouched_for(monkeypatch: pytest.MonkeyPatch) -> N
     model = dropping(0.5)
     x, y = batch(8, 40, 3)
     update, _ = sent(model, x, y)
+    assert unsum.separate(model, update, "spans", batch_size=8).exact
     monkeypatch.setattr(method, "masked_steps", lambda steps, *_: steps)
     leak = unsum.separate(model, update, "spans", batch_size=8)
     assert not leak.exact

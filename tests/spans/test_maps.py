@@ -132,13 +132,13 @@ def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
     wrong[nearest] = -values.flatten()[nearest] - values.flatten()[nearest].sign() * 1e-7
     tail = replace(given.tail, moved={gate.before: wrong.view_as(values)})
     reading, played = tail.answer(asked, given.maps)
-    assert played.unexplained > 1e-4
+    assert played.replay.unexplained > 1e-4
     over = gates.moved_over(
         values + wrong.view_as(values), played.sent[gate.after], tail.gradients[gate.bias], torch.full((3,), 1e-5)
     )
     assert (over != 0).flatten().nonzero().tolist() == [[int(nearest)]]
     tail = replace(tail, moved={gate.before: wrong.view_as(values) + over})
-    assert tail.play(given.maps, reading.Y, reading.weights, reading.loss).unexplained < 1e-5
+    assert tail.play(given.maps, reading.Y, reading.weights, reading.loss).replay.unexplained < 1e-5
 
 
 @pytest.mark.parametrize("train", [False, True])

@@ -9,7 +9,7 @@ import unsum
 from support.dense import partners
 from support.lenet import CLASSES, crops
 from unsum.knowledge import Knowledge
-from unsum.peel.chain import find_chain
+from unsum.network.chain import find_chain
 from unsum.spans.missing import with_missing
 from unsum.spans.pair import choose_pair
 

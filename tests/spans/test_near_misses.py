@@ -20,6 +20,7 @@ from support import maps
 from support.dense import batch, network
 from support.vision_transformers import photos, torchvision_vit
 from unsum.certify.claim import Claim
+from unsum.engine.twins import Passed
 from unsum.knowledge import Knowledge
 from unsum.spans import judge as dense
 from unsum.spans import method, unrolled
@@ -27,7 +28,7 @@ from unsum.spans.judge import Answer, UnrolledAnswer
 from unsum.spans.maps import judge as convolutional
 from unsum.spans.maps import method as maps_method
 from unsum.spans.maps.judge import MapAnswer, at_least
-from unsum.spans.maps.twins import Passed, SentMaps, doubt_samples
+from unsum.spans.maps.twins import SentMaps, doubt_samples
 from unsum.spans.tokens import method as tokens_method
 from unsum.spans.tokens.judge import PictureAnswer
 from unsum.spans.tokens.judge import judge as judge_pictures
@@ -113,7 +114,15 @@ def shifted(share: float) -> Change:
 
 
 def unexplained(share: float) -> Change:
-    return lambda answer: replace(answer, played=replace(answer.played, unexplained=share))
+    """The answer with this share of its worst tensor left."""
+
+    def change(answer: Any) -> Any:
+        replay = answer.played.replay
+        left = torch.zeros_like(replay.left)
+        left[-1] = share * replay.sizes[-1]
+        return replace(answer, played=replace(answer.played, replay=replace(replay, left=left)))
+
+    return change
 
 
 def predicted(error: float) -> Change:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import unsum
-from unsum.peel.activations import activation_of
-from unsum.peel.chain import find_chain
+from unsum.network.activations import activation_of
+from unsum.network.chain import find_chain
 from unsum.spans import reflect
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, Further, starts

@@ -10,7 +10,7 @@ import unsum
 from support.dense import batch, network, partners
 from unsum import UnsumError
 from unsum.knowledge import Knowledge
-from unsum.peel.chain import find_chain
+from unsum.network.chain import find_chain
 from unsum.peel.replay import PlayedBatch, replay
 from unsum.spans.judge import doubt_mirror
 
@@ -163,8 +163,9 @@ def test_noise_is_said_and_nothing_is_claimed() -> None:
     update = unsum.capture(model, x, y).map(
         lambda _name, g: g + 1e-3 * g.abs().max() * torch.randn(g.shape, generator=generator)
     )
-    leak = unsum.separate(model, update, "spans", time_limit=10)
+    leak = unsum.separate(model, update, "spans", batch_size=8, time_limit=10)
     assert not leak.exact
+    assert unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=8).exact
 
 
 def lenet() -> nn.Sequential:
@@ -256,6 +257,6 @@ def test_two_answers_without_biases_leave_signs_open(bias: bool, C: int, open_si
     steps = find_chain(model, unsum.capture(model, x, y)).steps
     Y = nn.functional.one_hot(y, C).double()
     played = replay(PlayedBatch(steps, x.double(), Y, 1 / 6, [(20,), (64,), (64,)]), torch.full((6,), 1e-7).double())
-    assert played.unexplained < 1e-5
+    assert played.replay.unexplained < 1e-5
     doubts = doubt_mirror(played, torch.full((6,), 1e-7).double(), 1e-5, Knowledge())
     assert bool(doubts) is open_signs

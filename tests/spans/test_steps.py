@@ -125,8 +125,9 @@ def test_a_sample_that_a_step_holds_twice_is_counted() -> None:
 @pytest.mark.long
 def test_a_number_that_does_not_fit_is_a_doubt() -> None:
     update, *_ = sent(12, 4, learning_rate=0.1)
-    leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=13)
-    assert not leak.exact
+    for count, certain in ((12, True), (13, False)):
+        leak = unsum.separate(network(40, 96, 96, 5), update, "spans", batch_size=count)
+        assert leak.exact is certain
 
 
 def test_the_one_place_that_chooses_follows_steps_below_the_head() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsum.app.bounds import Ceilings, Narrowing
 from unsum.app.order import Order
 from unsum.app.shelf import shown
 from unsum.attack.chain import run_attack
@@ -35,9 +36,15 @@ _SOON = 10.0  # seconds: what takes longer to be certain deserves a first look
 _SEED = 0  # the same draw of noise for every stop of a slider, so that a change of the picture is a change of strength
 
 
-def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[Answer, None, None]:
-    """Client, attack and score. Under a defense, a first look comes before the answer of the whole attack."""
+def play(
+    loaded: LoadedModel, order: Order, device: torch.device, ceilings: Ceilings | None = None
+) -> Generator[Answer, None, None]:
+    """Client, attack and score, then the ceiling, narrower and narrower.
+
+    Under a defense, a first look and a first ceiling come before the answer of the whole attack.
+    """
     start = time.perf_counter()
+    narrowing = (ceilings or Ceilings()).of(loaded.model, order, device, _SEED)
     # Its own copy: a round that is interrupted may leave BatchNorm's statistics as they were halfway.
     model, own = copy.deepcopy(loaded.model), order.truth
     yield _stage("The client computes its update")
@@ -47,21 +54,32 @@ def play(loaded: LoadedModel, order: Order, device: torch.device) -> Generator[A
     blended = not torch.equal(order.truth.images, own.images)
     whole = AttackOptions(device=device, seed=_SEED, time_limit=DEFAULT_LIMIT)
 
+    compared: Compared | None = None
+
     def scored(leak: Leak, final: bool) -> Answer:
-        content = _result(order, compare_with_truth(sent, leak), blended)
-        return content | {"final": final, "seconds": time.perf_counter() - start}
+        nonlocal compared
+        compared = compare_with_truth(sent, leak)
+        content = _result(order, compared, blended) | _bounded(order, compared, narrowing)
+        return content | {"kind": "result", "final": final, "seconds": time.perf_counter() - start}
 
     with in_mode(model, order.train):  # how clients train is the server's own protocol
         if defenses and not _is_certain(sent, device):
             yield _stage("The server takes a first look")
             with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
                 yield scored(run_attack(model, sent.update, replace(whole, method=FIRST_LOOK)), final=False)
+            yield _stage("The client is played in two worlds", quiet=True)
+            narrowing.further()
+            if compared is not None:
+                yield _bounded(order, compared, narrowing) | {"kind": "bound", "final": False}
         yield _stage("The server runs the whole attack")
         try:
             leak = attacked(model, sent.update, whole)
         except UnsumError as reason:  # it cannot even begin: an answer, too, and nobody knows what leaks then
             leak = unanswered(model, AUTO, [Attempt(AUTO, refused=str(reason))], str(reason))
     yield scored(leak, final=True)
+    assert compared is not None
+    for last in narrowing.narrowed():
+        yield _bounded(order, compared, narrowing) | {"kind": "bound", "final": last}
 
 
 def _is_certain(sent: Sent, device: torch.device) -> bool:
@@ -72,21 +90,35 @@ def _is_certain(sent: Sent, device: torch.device) -> bool:
         return False
 
 
-def _stage(sentence: str) -> Answer:
-    return {"kind": "stage", "sentence": sentence}
+def _stage(sentence: str, *, quiet: bool = False) -> Answer:
+    """`quiet`: what a search inside says of itself is not shown."""
+    return {"kind": "stage", "sentence": sentence, "quiet": quiet}
+
+
+def _bounded(order: Order, compared: Compared, narrowing: Narrowing) -> Answer:
+    """The verdict, from what was found and the ceiling as far as it is known."""
+    leak, bound = compared.leak, narrowing.bound
+    besides = compared.labels, compared.occurred, bound
+    sizes = Sizes.of(leak, order.truth)
+    verdict = judge(leak, compared.samples, compared.shares, compared.undecided, sizes, *besides)
+    known = None
+    if bound is not None:
+        limits = {"samples": bound.samples.tolist(), "lower": bound.lower.tolist()}
+        known = limits | {"highest": bound.highest, "pairs": bound.pairs}
+    told = {"verdict": verdict.to_dict(), "ceiling": known, "unbounded": narrowing.absent}
+    return finite(told)
 
 
 def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     leak, rows, leaked = compared.leak, compared.samples, compared.leakages
-    sizes = Sizes.of(leak, order.truth)
     known = [value for value in leaked if not math.isnan(value)]
-    samples = [_sample(order, leak, row, i, leaked[i]) for i, row in enumerate(rows)]
+    own = [share.sample for share in compared.shares]
+    samples = [_sample(order, compared, row, i) for i, row in enumerate(rows)]
+    samples = [row | {"found": value} for row, value in zip(samples, own, strict=True)]
     if blended:  # the page has the photos themselves, but these are not what came back
         samples = [row | {"blend": shown(image)} for row, image in zip(samples, order.truth.images, strict=True)]
     return finite(
         {
-            "kind": "result",
-            "verdict": judge(leak, rows, compared.shares, compared.undecided, sizes).to_dict(),
             "certificate": leak.exact,
             "predicted_error": leak.predicted_error,
             "found": leak.number_of(),
@@ -100,18 +132,27 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     )
 
 
-def _sample(order: Order, leak: Leak, row: SampleScore, i: int, leaked: float) -> Answer:
+def _sample(order: Order, compared: Compared, row: SampleScore, i: int) -> Answer:
+    leak, names = compared.leak, order.truth.class_names
     recovered: Tensor | None = None if row.found is None or leak.images is None else leak.images[row.found]
     truth, target = order.truth, order.truth.targets[i]
     return {
         "id": order.keys[i],
         "title": truth.titles[i],
-        "label": truth.class_names[int(target if target.ndim == 0 else target.argmax())],  # of soft ones the largest
-        "found_label": None if row.found is None else truth.class_names[int(leak.labels[row.found])],
+        "label": names[int(target if target.ndim == 0 else target.argmax())],  # of soft ones the largest
+        "found_label": _found_label(compared, row, names),
         "label_correct": row.label_correct == 1.0,
+        "came_back": row.found is not None,
         "feature_error": row.feature_error,
         "psnr": row.psnr if recovered is not None else None,
         "ssim": row.ssim if recovered is not None else None,
-        "leakage": leaked,
+        "leakage": compared.leakages[i],
         "picture": shown(recovered),
     }
+
+
+def _found_label(compared: Compared, row: SampleScore, names: list[str]) -> str | None:
+    """Of the attack whose labels are counted, which need not be the one whose picture is shown."""
+    if compared.labels is not None:
+        return None if row.label_from is None else names[int(compared.labels.rows[row.label_from].argmax())]
+    return None if row.found is None else names[int(compared.leak.labels[row.found])]

@@ -26,23 +26,27 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from unsum.app.bounds import Ceilings
 from unsum.app.guard import BODY_SECONDS, CLOSED, MOST_SILENT, PAGE_HEADER, Doorkeeper, PatientProtocol, is_loopback
 from unsum.app.order import MOST_PHOTOS, menu, read_order
 from unsum.app.round import play
 from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, shown
 from unsum.app.worker import Worker
-from unsum.audit.report import credits_of
+from unsum.audit.report import BADGES, credits_of
+from unsum.ceiling.result import ASSUMED
 from unsum.data import tags
 from unsum.errors import UnsumError
 from unsum.models import DEFAULT_MODEL, load_model
 
 _MOST_ORDER_BYTES = 64 * 1024  # numbers and names; photos come by themselves
 _PAGE, _LOOK = files("unsum.app") / "page", files("unsum.audit") / "templates"
+_SCRIPTS = ("page", "photos", "result", "interval", "history")
 _PARTS = {
     "/": (_PAGE / "page.html", "text/html"),
     "/look.css": (_LOOK / "look.css", "text/css"),
+    "/chart.css": (_LOOK / "chart.css", "text/css"),
     "/page.css": (_PAGE / "page.css", "text/css"),
-    **{f"/{name}.js": (_PAGE / f"{name}.js", "text/javascript") for name in ("page", "photos", "result", "history")},
+    **{f"/{name}.js": (_PAGE / f"{name}.js", "text/javascript") for name in _SCRIPTS},
 }
 
 
@@ -59,6 +63,7 @@ class _Site:
         self._loaded.model.to(self._device)
         self._shelf = Shelf(self._loaded.image_size)
         self.worker = Worker()
+        self._ceilings = Ceilings()  # used by the one computing thread alone
         self._decoding = asyncio.Lock()  # one large picture in memory at a time
         names = tags()
         photos = [
@@ -72,6 +77,8 @@ class _Site:
             "photos": photos,
             "credits": credits_of([photo.title for photo in self._shelf.embedded.values()]),
             "defenses": [asdict(offer) for offer in menu().values()],
+            "badges": BADGES,
+            "assumed": ASSUMED,
             "limits": {"photos": MOST_PHOTOS, "own": MOST_OWN, "bytes": MOST_BYTES},
         }
 
@@ -99,7 +106,7 @@ class _Site:
             raise UnsumError("A round is asked for with a JSON object.") from None
         page = request.headers[PAGE_HEADER]
         order = read_order(wanted, self._shelf, page)
-        job = self.worker.start(page, lambda: play(self._loaded, order, self._device))
+        job = self.worker.start(page, lambda: play(self._loaded, order, self._device, self._ceilings))
         lines = (json.dumps(answer) + "\n" async for answer in job.answers())
         return StreamingResponse(lines, media_type="application/x-ndjson")
 

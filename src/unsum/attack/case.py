@@ -14,7 +14,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.leak import Attempt, Leak
 from unsum.models.language import is_language_model
-from unsum.peel.chain import find_chain
+from unsum.network.chain import find_chain
 from unsum.peel.ratio import read_rows
 from unsum.progress import Progress
 from unsum.separate import answered as separate  # which keeps the errors that answers are chosen by

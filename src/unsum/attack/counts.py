@@ -14,7 +14,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.leak import LabelCounts, Leak
 from unsum.models.language import is_language_model
-from unsum.peel.chain import find_chain
+from unsum.network.chain import find_chain
 from unsum.separate.local_steps.label_counts import count_labels
 from unsum.spans.pair import dense_steps
 from unsum.update import Update

@@ -81,7 +81,7 @@ def _bits(found: Ceiling) -> str:
 
 
 # [1] of the scale of leakage: by so much one sample may lie above a mean over its components
-_SCATTER = 0.05
+SCATTER = 0.05
 
 
 def exceeded(own: Sequence[float], bound: Ceiling) -> str:
@@ -89,7 +89,7 @@ def exceeded(own: Sequence[float], bound: Ceiling) -> str:
     over = [
         (value, float(limit))
         for value, limit in zip(own, bound.samples, strict=False)
-        if value > float(limit) + _SCATTER
+        if value > float(limit) + SCATTER
     ]
     if not over:
         return ""

@@ -28,7 +28,7 @@ class ClientFinding:
     relative error e of the features. `read` names what the leakage is of: features, or the samples themselves.
     Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
     and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
-    batch size is, where the client took one step.
+    batch size is, where the client took one step. `sha256` is of the file that the update came in, if it came in one.
     """
 
     round: int
@@ -52,6 +52,7 @@ class ClientFinding:
     notes: tuple[str, ...] = ()
     reason: str = ""
     granted: tuple[str, ...] = ()
+    sha256: str = ""  # of the file that held the update
 
     @property
     def state(self) -> State:

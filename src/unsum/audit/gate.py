@@ -16,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from unsum.audit.ceiling_words import hides_labels
 from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
@@ -71,7 +72,11 @@ def outcome_of(leakage: float, level: float) -> Outcome:
 
 @dataclass(frozen=True)
 class Gate:
-    """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence."""
+    """Every sample against the level. A sample whose leakage is not known never passes: silence is no evidence.
+
+    The level is about samples. Labels, their distribution and the rows of embeddings that were read are told in the sentence of a
+    gate that passes, and fail with `fail_on_labels`.
+    """
 
     level: float
     rows: list[SampleRow]
@@ -80,6 +85,8 @@ class Gate:
     bound: Ceiling | None = None
     prove_below: float | None = None  # every ceiling must be proven to be below this level, too
     occurred: Sequence[RowsNamed] = ()  # as the labels
+    headline: str = ""  # of a verdict over labels, words or label counts alone
+    fail_on_labels: bool = False  # what is given away besides samples fails, too
 
     def outcome(self, row: SampleRow) -> Outcome:
         return outcome_of(row.leakage, self.level)
@@ -90,6 +97,8 @@ class Gate:
     @property
     def result(self) -> Result:
         found = result_of((row.leakage for row in self.rows), self.level)
+        if self.by_labels:
+            return "failed"
         if self.prove_below is None or found == "failed":
             return found
         if self.proven(self.prove_below):
@@ -100,10 +109,20 @@ class Gate:
         return self.bound is not None and self.bound.decided(level) == "below"
 
     @property
+    def by_labels(self) -> bool:
+        """Whether what is given away besides samples is what fails, or fails as well."""
+        return self.fail_on_labels and bool(self.besides)
+
+    @property
     def unproven(self) -> bool:
         """Whether the proof that was asked for is what is missing."""
         found = result_of((row.leakage for row in self.rows), self.level)
-        return self.prove_below is not None and found != "failed" and not self.proven(self.prove_below)
+        return (
+            self.prove_below is not None
+            and found != "failed"
+            and not self.by_labels
+            and not self.proven(self.prove_below)
+        )
 
     @property
     def exit_code(self) -> int:
@@ -113,12 +132,16 @@ class Gate:
     def reason(self) -> str:
         """Why, in one sentence."""
         total, level = len(self.rows), percent(self.level)
+        if self.by_labels and not self.count("above"):
+            within = "" if self.count("unknown") else f", though none of {sample_count(total)} leaks more than {level}"
+            return f"Gate failed: {' and '.join(self.besides)}{within}."
         if self.unproven:
             return self._unproven()
         if self.prove_below is not None and self.result == "passed":
             top, below = percent(self.bound.highest if self.bound else math.nan), percent(self.prove_below)
             total = len(self.bound.samples) if self.bound else total
-            return f"Gate passed: nobody reads {below} of any of {sample_count(total)} (highest ceiling: {top})."
+            passed = f"Gate passed: nobody reads {below} of any of {sample_count(total)} (highest ceiling: {top})"
+            return ", but ".join([passed, *self.besides]) + "."
         if self.result == "undecided":
             return f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} is not known: {self.why}."
         most = max((row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage)
@@ -127,10 +150,11 @@ class Gate:
             return ", but ".join([passed, *self.besides]) + f".{self._ceiling()}"
         over = self.count("above")
         leak = "leaks" if over == 1 else "leak"
-        return (
+        failed = (
             f"Gate failed: {over} of {sample_count(total)} {leak} more than {level} "
-            f"(most: “{most.title}” with {most.leaked})."
+            f"(most: “{most.title}” with {most.leaked})"
         )
+        return ", and ".join([failed, *(self.besides if self.by_labels else [])]) + "."
 
     def _unproven(self) -> str:
         below = percent(self.prove_below or 0.0)
@@ -150,17 +174,22 @@ class Gate:
 
     @property
     def besides(self) -> list[str]:
-        """What is given away of samples within the level."""
-        read = self.labels
-        said = (
-            [f"the labels are given away: {read.right} of {read.total} were read"] if read and read.given_away else []
-        )
+        """What is given away of samples within the level; labels that were right by luck are not."""
+        read, hidden = self.labels, self.bound is not None and hides_labels(self.bound)
+        told = read is not None and read.given_away and not hidden
+        said = [f"the labels are given away: {read.right} of {read.total} were read"] if read and told else []
         if any(named.given_away for named in self.occurred):
             said.append("which tokens or categories occur is given away")
-        return said
+        return said or ([self.headline[:1].lower() + self.headline[1:].rstrip(".")] if self.headline else [])
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"level": self.level, "result": self.result, "above": self.count("above"), "reason": self.reason}
+        found: dict[str, Any] = {
+            "level": self.level,
+            "result": self.result,
+            "above": self.count("above"),
+            "reason": self.reason,
+        }
+        found |= {"fail_on_labels": self.fail_on_labels, "besides": self.besides}
         return found | {"prove_below": self.prove_below, "proven": self.proven(self.prove_below or self.level)}
 
 
@@ -183,6 +212,8 @@ def sentence(row: SampleRow) -> str:
         leaked = f"{row.leaked} leaked"
     if row.found_label is None:
         return f"{row.title}: {leaked}; it was not found."
+    if row.score is not None and math.isnan(row.score.label_correct):  # a mask, or a number to predict
+        return f"{row.title}: {leaked}."
     right = "" if row.score is None else " (right)" if row.label_correct else f" (wrong: it is “{row.label}”)"
     return f"{row.title}: {leaked}; found label “{row.found_label}”{right}."
 
@@ -194,9 +225,11 @@ def check_gate(
     *,
     sweeping: bool,
     prove_below: float | None = None,
+    fail_on_labels: bool = False,
 ) -> None:
     """Refuse what could only fail later: a level that says nothing, and files that cannot be written."""
     given = {"--fail-above": level, "--prove-below": prove_below, "--junit": junit, "--sarif": sarif}
+    given["--fail-on-labels"] = True if fail_on_labels else None
     asked = [name for name, value in given.items() if value is not None]
     if sweeping and asked:
         raise UnsumError(f"{asked[0]} belongs to a single audit; leave it out, or leave out --sweep.")
@@ -220,8 +253,8 @@ def write_gate(audit: AuditResult, held: Gate, page: Path, *, junit: Path | None
 def render_junit(audit: AuditResult, gate: Gate) -> str:
     """The complete file. ElementTree escapes what XML can hold; what it cannot hold is replaced before."""
     counts = {
-        "tests": str(len(gate.rows)),
-        "failures": str(gate.count("above")),
+        "tests": str(len(gate.rows) + gate.fail_on_labels),
+        "failures": str(gate.count("above") + gate.by_labels),
         "errors": str(gate.count("unknown")),
         "time": f"{audit.seconds:.3f}",
     }
@@ -250,6 +283,10 @@ def render_junit(audit: AuditResult, gate: Gate) -> str:
             SubElement(case, "error", type="unknown", message=message).text = sentence(row)
         else:
             SubElement(case, "system-out").text = sentence(row)
+    if gate.fail_on_labels:
+        case = SubElement(suite, "testcase", classname="unsum.audit", name="labels", time="0")
+        if gate.by_labels:
+            SubElement(case, "failure", type="labels", message="labels are given away").text = "; ".join(gate.besides)
     indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
@@ -307,7 +344,7 @@ def _result(audit: AuditResult, gate: Gate, i: int, rule: str, index: int, repor
     return {
         "ruleId": rule,
         "ruleIndex": index,
-        "level": _RULES[rule][2],
+        "level": "error" if rule == "label-leakage" and gate.by_labels else _RULES[rule][2],
         "message": {"text": message_text(said)},
         "locations": [location],
         "partialFingerprints": {"sample/v1": hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()},

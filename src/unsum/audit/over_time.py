@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from unsum.attack.counts import TOO_MANY
+from unsum.audit.ceiling_words import SCATTER
 from unsum.audit.finding import ClientFinding
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.many.table import write_csv
 from unsum.audit.provenance import Provenance
 from unsum.audit.report import environment, together
+from unsum.audit.result import finite
+from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
 from unsum.audit.verdict import LEAKS, UNPROVEN, Level
 from unsum.audit.wording import percent
 from unsum.files.writing import write_text
@@ -25,6 +28,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _UNKNOWN = 84, 736, 34, 234, 262  # of the drawing
 _BAR, _HEIGHT = 16, 120  # of a class in the drawing of counts
 _CLASSES, _CLIENTS = 24, 24  # shown of either; run.json has all
 CSV = "updates.csv"
+FEATURES = "features"  # what a finding reads where its leakage is not of the samples themselves
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class RunAudit:
     stored_run: bool = True  # with its rounds; else updates that were found in a folder
     provenance: Provenance = field(default_factory=Provenance)
     versions: dict[str, str] = field(default_factory=dict)
+    ceilings: Sequence[RoundCeiling] = ()  # of a client that stand-in data play, round after round
+    declared: str = ""  # what that client does to its update
 
     @cached_property
     def leaking(self) -> int:
@@ -112,23 +118,53 @@ class RunAudit:
         unknown = sum(math.isnan(finding.leakage) for finding in findings)
         if unknown:
             said.append(f"Of {unknown} updates it is not decidable whether samples leak, which is not safe.")
+        said += self.bounded
         failed = sum(finding.outcome == "failed" for finding in findings)
         return [*said, *([f"{failed} could not be audited; the table says why."] if failed else []), *self.gaps]
 
+    @property
+    def bounded(self) -> list[str]:
+        """What the ceilings say. They never make a run green: they are of a client with other data."""
+        if not self.ceilings:
+            return [f"{NEEDS_DATA} (--data, --defense)."]
+        found = (one.finding for one in self.audited if one.finding.read != FEATURES)
+        above = sum(one.leakage > self.ceiling_at(one.round) + SCATTER for one in found)
+        declared = (
+            f"The noise declared is {self.declared}; the ceiling holds if clients add it." if self.declared else ""
+        )
+        more = (
+            f"In {above} updates more was found than this ceiling, so that clients do not add the noise declared, or their "
+            "data differ from the data given."
+        )
+        said = [self.ceilings[-1].sentence, declared, more if above else ""]
+        return [sentence for sentence in said if sentence]
+
+    def ceiling_at(self, number: int) -> float:
+        """After this round; NaN where none is known."""
+        known = [one.ceiling for one in self.ceilings if one.round <= number]
+        return known[-1] if known else math.nan
+
+    def interval_of(self, finding: ClientFinding) -> tuple[float, float]:
+        """From what was found of the samples themselves to the ceiling."""
+        return (math.nan if finding.read == FEATURES else finding.leakage), self.ceiling_at(finding.round)
+
     def to_dict(self) -> dict[str, Any]:
         rows = [
-            one.finding.to_dict() | {"counted": None if one.counts is None else one.counts.to_dict()}
+            one.finding.to_dict()
+            | {"counted": None if one.counts is None else one.counts.to_dict()}
+            | finite({"ceiling": self.ceiling_at(one.finding.round)})
             for one in self.audited
         ]
         kept = ("model", "folder", "command", "seconds", "headline", "level", "sentences", "versions")
         told = {name: getattr(self, name) for name in kept} | {"provenance": asdict(self.provenance)}
+        told |= {"ceilings": [one.to_dict() for one in self.ceilings], "declared": self.declared}
         return {"schema": 1, "kind": "run", **told, "updates": rows}
 
     def write(self, folder: Path) -> Path:
         """`run.html`, `run.json` and `updates.csv`."""
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
-        write_csv(folder / CSV, (one.finding for one in self.audited))
+        write_csv(folder / CSV, (one.finding for one in self.audited), self.ceiling_at)
         return self.write_page(folder)
 
     def write_page(self, folder: Path) -> Path:
@@ -141,15 +177,20 @@ class RunAudit:
         write_text(
             folder / "run.html",
             page.render(
-                run=self, plot=_curves(self.audited), drawn=drawn, keep_under=DEFAULT_LEVEL, together=together, csv=CSV
+                run=self,
+                plot=_curves(self.audited, self.ceilings),
+                drawn=drawn,
+                keep_under=DEFAULT_LEVEL,
+                together=together,
+                csv=CSV,
             ),
         )
         return folder / "run.html"
 
 
-def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
+def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -> dict[str, Any]:
     """Where everything goes in the drawing: rounds to the right, leakage up; what is not decidable stands below the axis."""
-    numbers = sorted({one.finding.round for one in audited}) or [1]
+    numbers = sorted({one.finding.round for one in audited} | {one.round for one in ceilings}) or [1]
     first, last = numbers[0], numbers[-1]
 
     def x(number: int) -> float:
@@ -174,17 +215,20 @@ def _curves(audited: Sequence[Audited]) -> dict[str, Any]:
         for findings in lines.values()
         for finding in findings
     ]
+    caps = [(x(one.round), y(one.ceiling), f"round {one.round}: {one.sentence}") for one in ceilings]
     every = range(first, last + 1)
     ticks = [(x(number), number, number in numbers) for number in every[:: max(1, len(every) // 12)]]
     return {
         "paths": [_path([(f.round, x(f.round), y(f.leakage)) for f in findings]) for findings in lines.values()],
         "dots": dots,
+        "caps": caps,
+        "cap_path": " ".join(f"{'L' if i else 'M'}{px} {py}" for i, (px, py, _) in enumerate(caps)),
         "ticks": ticks,
         "heights": [(y(i / 4), f"{25 * i} %") for i in range(5)],
         "level": y(DEFAULT_LEVEL),
         "unknown": _UNKNOWN,
         "frame": (_LEFT, _RIGHT, _TOP, _BOTTOM),
-        "summary": "; ".join(str(dot["hint"]) for dot in dots[:_CLIENTS]),
+        "summary": "; ".join([str(dot["hint"]) for dot in dots[:_CLIENTS]] + [hint for *_, hint in caps[-1:]]),
     }
 
 

@@ -157,10 +157,13 @@ class Audit(AuditResult):
         1
     """
 
-    def gate(self, level: float = DEFAULT_LEVEL, *, prove_below: float | None = None) -> Gate:
+    def gate(
+        self, level: float = DEFAULT_LEVEL, *, prove_below: float | None = None, fail_on_labels: bool = False
+    ) -> Gate:
         """Whether any sample leaks more than `level`, from 0 to below 1: `.result`, `.exit_code` and `.reason` say.
 
-        With `prove_below`, every ceiling must be proven to be below that level as well.
+        With `prove_below`, every ceiling must be proven to be below that level as well. With `fail_on_labels`, labels,
+        their distribution, or tokens and categories that were read fail, too.
         """
         check_level(level)
         whole = SampleRow("the whole update", None, None, Shares(), None, None, None)  # silence is no evidence
@@ -168,6 +171,8 @@ class Audit(AuditResult):
             check_level(prove_below, "--prove-below")
         why = self.verdict.reason or self.undecided or UNVOUCHED
         proof: dict[str, Any] = {"bound": self.bound, "prove_below": prove_below}
+        headline = self.verdict.headline if self.verdict.level == "labels" else ""
+        proof |= {"headline": headline, "fail_on_labels": fail_on_labels}
         return Gate(level, self.rows or [whole], why, labels=self.labels, occurred=self.occurred, **proof)
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:

@@ -89,6 +89,9 @@ def command(
         float | None,
         Option(help="Exit with 1 unless every sample's ceiling is proven to be below, from above 0 to below 1."),
     ] = None,
+    fail_on_labels: Annotated[
+        bool, Option("--fail-on-labels", help="Exit with 1 when labels, tokens or categories are read, too.")
+    ] = False,
     ceiling: Annotated[bool, Option("--ceiling/--no-ceiling", help="Bound what any attacker can read, too.")] = True,
     junit: Annotated[
         Path | None,
@@ -113,18 +116,26 @@ def command(
         from unsum.audit.gate import check_gate, write_gate
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
-    check_gate(fail_above, junit, sarif, sweeping=bool(sweep), prove_below=prove_below)
+    check_gate(fail_above, junit, sarif, sweeping=bool(sweep), prove_below=prove_below, fail_on_labels=fail_on_labels)
     limit = options.seconds(time_limit)
-    others = (given.data, sweep, defense, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif)
+    others = (sweep, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif, prove_below)
     if updates is not None or flower_run is not None:
-        single = (*others, captured.update, captured.before, buffers, chosen.loss if updates is None else None)
+        loss = chosen.loss if updates is None else None
+        single = (*others, captured.update, captured.before, buffers, fail_on_labels, loss)
         if any(single):
             raise UnsumError(
-                "--updates and --flower-run attack what was captured, as it is; leave out data, single updates, defenses, "
-                "sweeps, servers, label rules, pictures, --buffers, --junit and --sarif."
+                "--updates and --flower-run attack what was captured, as it is; leave out single updates, sweeps, servers, "
+                "label rules, pictures, --buffers, --prove-below, --fail-on-labels, --junit and --sarif."
+            )
+        if (defense or given.same_label) and given.data is None:
+            raise UnsumError(
+                "--updates and --flower-run attack what was captured, as it is; --defense is what its clients declare, for "
+                "the ceiling of a client with samples of the kind: give these with --data."
             )
         many: dict[str, Any] = {"out": out, "fail_above": fail_above, "as_json": as_json, "seed": seed}
         many["train"] = not eval_mode
+        if given.data is not None and ceiling:
+            many["stand_in"] = given, [parse_defense(text) for text in defense or []]
         if updates is not None:
             known = batch if batch_size_known else None
             many |= {"processes": processes, "ray": ray, "device": options.usable_device(device), "batch_size": known}
@@ -181,9 +192,10 @@ def command(
         result = unsum.audit(**shared, **asked, progress=shown)
         shown.say("Writing the report")
         page = _written(result, out, force)
-    held = result.gate(DEFAULT_LEVEL if fail_above is None else fail_above, prove_below=prove_below)
+    level = DEFAULT_LEVEL if fail_above is None else fail_above
+    held = result.gate(level, prove_below=prove_below, fail_on_labels=fail_on_labels)
     write_gate(result, held, page, junit=junit, sarif=sarif)
-    has_gate = fail_above is not None or prove_below is not None
+    has_gate = fail_above is not None or prove_below is not None or fail_on_labels
     if as_json:
         _print(result.to_dict() | ({"gate": held.to_dict()} if has_gate else {}), page)
     else:

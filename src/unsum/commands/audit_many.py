@@ -25,7 +25,13 @@ from unsum.errors import UnsumError
 if TYPE_CHECKING:
     from unsum.audit.many import Findings
     from unsum.audit.over_time import RunAudit
+    from unsum.audit.round_ceiling import RoundCeiling
+    from unsum.defend import Defense
+    from unsum.integrations.stand_in import StandIn
     from unsum.models.load import LoadedModel
+    from unsum.progress import Progress
+
+    Declared = tuple[options.ClientData, list[Defense]]  # data of the clients' kind, and what they do to updates
 
 FILE = "findings.sqlite"
 _ON_PAGE = 5_000  # updates on a page that a browser opens at once; the CSV and the file have them all
@@ -43,6 +49,7 @@ def audit_many(
     fail_above: float | None,
     as_json: bool,
     seed: int,
+    stand_in: Declared | None = None,
     **how: Any,
 ) -> None:
     """Audit them, show a summary, and leave with the gate's exit code; the same command goes on where one was stopped."""
@@ -62,14 +69,28 @@ def audit_many(
         start = time.perf_counter()
         findings = attack_many(loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how)
         shown.say("Writing the page")
-        table = write_csv(out / CSV, findings)
-        page = _page_of(findings, loaded, folder, time.perf_counter() - start).write_page(out)
+        bounded: dict[str, Any] = {}
+        client = _stand_in(stand_in, named, loaded, captured, seed=seed, train=how["train"])
+        if client is not None:
+            from unsum.integrations.stand_in import like_this_one
+
+            shown.say("Playing a client with the data given in two worlds")
+            rounds = sorted({finding.round for finding in findings})
+            bare = any(finding.statistics_layers for finding in findings)
+            bounded["ceilings"] = like_this_one(loaded.model, client, rounds, bare=bare)
+            bounded["declared"] = _words(client)
+        run = _page_of(findings, loaded, folder, time.perf_counter() - start, **bounded)
+        table = write_csv(out / CSV, findings, run.ceiling_at)
+        page = run.write_page(out)
     content = summary(findings, fail_above)
     if as_json:
+        content["ceilings"] = [one.to_dict() for one in run.ceilings]
         files = {"findings": str(out / FILE), "csv": str(table), "report": str(page)}
         typer.echo(json.dumps(content | files, indent=2))
     else:
         _show(findings, loaded.name)
+        for sentence in run.bounded:
+            OUT.print(f"• {sentence}", markup=False)
         OUT.print(f"Written: {out / FILE} and {table.name}, one row a client and round")
         OUT.print(f"Report: {page}")
     if fail_above is not None:
@@ -78,7 +99,35 @@ def audit_many(
         raise typer.Exit(content["gate"]["exit_code"])
 
 
-def _page_of(findings: Findings, loaded: LoadedModel, folder: Path, seconds: float) -> RunAudit:
+def _stand_in(
+    declared: Declared | None, named: options.NamedModel, loaded: LoadedModel, captured: options.Captured, **how: Any
+) -> StandIn | None:
+    """A client with the data given that does what is declared; None where no data were given."""
+    if declared is None:
+        return None
+    from unsum.audit.inputs import Inputs
+    from unsum.integrations.stand_in import StandIn
+    from unsum.local_training import LocalTraining
+
+    given, chain = declared
+    told: dict[str, Any] = {
+        "data": given.data,
+        "target": given.target,
+        "columns": given.columns,
+        "same_label": given.same_label,
+    }
+    own = Inputs(model=loaded.model, seed=how["seed"], image_size=named.image_size, **told).simulated()[1]
+    training = LocalTraining(
+        captured.learning_rate, captured.steps, None, captured.weight_decay, captured.momentum, captured.epochs
+    )
+    return StandIn(own, chain, training, **how)
+
+
+def _words(client: StandIn) -> str:
+    return " | ".join(map(repr, client.defenses)) or "none"
+
+
+def _page_of(findings: Findings, loaded: LoadedModel, folder: Path, seconds: float, **bounded: Any) -> RunAudit:
     """The page of a stored run, for updates that were found in a folder; of very many, those that leak most."""
     from unsum.audit.over_time import Audited, RunAudit
     from unsum.audit.provenance import Provenance, fingerprint, versions
@@ -97,6 +146,7 @@ def _page_of(findings: Findings, loaded: LoadedModel, folder: Path, seconds: flo
         stored_run=False,
         provenance=Provenance.of(model=fingerprint(loaded.model.state_dict())),
         versions=versions(),
+        **bounded,
     )
 
 
@@ -168,6 +218,7 @@ def audit_run(
     fail_above: float | None,
     as_json: bool,
     seed: int,
+    stand_in: Declared | None = None,
 ) -> None:
     """Audit what was stored, write the page, and leave with the gate's exit code."""
     from unsum.audit.over_time import RunAudit
@@ -192,9 +243,12 @@ def audit_run(
         for place, one in enumerate(waiting, 1):
             shown.say(f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})")
             done.append(one.audited(loaded.model, declared, attack, train=train, seed=seed, time_limit=limit))
+        client = _stand_in(stand_in, named, loaded, captured, seed=seed, train=train)
+        ceilings = [] if client is None else _after_each(folder, loaded, client, shown)
     granted = next((one.finding.granted for one in done if one.finding.granted), ())
     made = Provenance.of(model=fingerprint(loaded.model.state_dict()))
-    how: dict[str, Any] = {"provenance": made, "versions": versions()}
+    how: dict[str, Any] = {"provenance": made, "versions": versions(), "ceilings": ceilings}
+    how["declared"] = "" if client is None else _words(client)
     run = RunAudit(loaded.name, str(folder), done, missing, _command(), time.perf_counter() - start, granted, **how)
     page = run.write(out)
     if as_json:
@@ -206,6 +260,18 @@ def audit_run(
         from unsum.audit.gate import EXIT_CODES, result_of
 
         raise typer.Exit(EXIT_CODES[result_of((one.finding.leakage for one in done), fail_above)])
+
+
+def _after_each(folder: Path, loaded: LoadedModel, client: StandIn, shown: Progress) -> list[RoundCeiling]:
+    """The ceiling of the client after each of the stored rounds."""
+    from unsum.integrations.stand_in import Curve
+    from unsum.integrations.stored import sent_weights
+
+    curve, found, sent = Curve(loaded.model, client), [], dict(sent_weights(folder))
+    for number in range(1, max(sent, default=0) + 1):
+        shown.say(f"Playing a client with the data given in two worlds, in round {number}")
+        found.append(curve.add(number, sent.get(number)))
+    return found
 
 
 def _show_run(run: RunAudit) -> None:

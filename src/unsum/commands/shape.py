@@ -16,7 +16,7 @@ PANELS = {
     "Client": "learning_rate steps epochs momentum weight_decay loss eval_mode buffers defense sweep keep_under "
     "utility_data no_utility",
     "Attacker": "attack label_rule inverse refine server batch_size_known batch_size time_limit",
-    "Gate": "fail_above prove_below ceiling junit sarif",
+    "Gate": "fail_above prove_below fail_on_labels ceiling junit sarif",
     "Output": "out force as_json compare device seed",
 }
 _PLACES = {name: place for place, name in enumerate(" ".join(PANELS.values()).split())}

@@ -18,9 +18,9 @@ from unsum.head import BLOCK, find_head
 from unsum.invert import load_inverse
 from unsum.invert.layout import feature_layout
 from unsum.models.language import TextTask, Tokenizer, embedding_width, looks_ahead, task_of
+from unsum.network.conv_pair import ConvPair, find_pairs
+from unsum.network.shapes import shapes_read
 from unsum.peel.residual.reach import reach
-from unsum.peel.shapes import shapes_read
-from unsum.spans.maps.pair import ConvPair, find_pairs
 from unsum.spans.tokens import find_patches
 from unsum.spans.tokens.search import MOST
 from unsum.update import Update

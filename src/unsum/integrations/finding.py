@@ -20,6 +20,7 @@ from unsum.audit.finding import ClientFinding as ClientFinding
 from unsum.audit.finding import expected_leakage as expected_leakage
 from unsum.audit.finding import finding_of as finding_of
 from unsum.audit.finding import reason_of as reason_of
+from unsum.audit.round_ceiling import RoundCeiling
 from unsum.audit.verdict import NOT_DECIDABLE
 from unsum.client.step import in_mode
 from unsum.deadline import out_of_time
@@ -35,6 +36,7 @@ from unsum.update import Update
 
 LOCAL_STEPS = "local-steps"
 FILE = "leakage.jsonl"
+CEILINGS = "ceilings.jsonl"
 _MOST_GRANTED = 256  # samples: solving for more takes longer than a round, and few heads tell as many apart
 
 
@@ -111,6 +113,18 @@ class Journal:
             if math.isfinite(finding.leakage):
                 curves.add_scalar(f"unsum/client/{finding.client}", finding.leakage, number)
         curves.flush()
+
+    def write_ceilings(self, ceilings: Sequence[RoundCeiling]) -> None:
+        """A line for each round, and the curve."""
+        if self.folder is None or not ceilings:
+            return
+        with (self.folder / CEILINGS).open("a", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(one.to_dict()) + "\n" for one in ceilings)
+        curves = self._open_curves()
+        if curves is not None:
+            for one in ceilings:
+                curves.add_scalar("unsum/leak-ceiling", one.ceiling, one.round)
+            curves.flush()
 
     def _open_curves(self) -> Any:
         if self._curves is None:

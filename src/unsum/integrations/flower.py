@@ -11,15 +11,17 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
 from unsum.audit.verdict import NOT_DECIDABLE
 from unsum.deadline import DEFAULT_LIMIT
 from unsum.declared import check_whole
+from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.integrations.finding import (
     ClientFinding,
@@ -31,22 +33,20 @@ from unsum.integrations.finding import (
     reason_of,
     surest,
 )
+from unsum.integrations.flower_messages import WrappedStrategy, num_examples, only_arrays, tensors_of
 from unsum.integrations.guard import Action, Guard
 from unsum.integrations.pool import ArrivedWeights, AuditPool
 from unsum.integrations.rounds import Seen, fill, seen
+from unsum.integrations.stand_in import SECONDS, Beside, StandIn
 from unsum.integrations.time_limit import SEARCHING, OutOfTime, within
 from unsum.local_training import LocalTraining
 from unsum.separate.several_rounds import separate_rounds
 from unsum.update import Update
 
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
-    from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import Strategy
-except ImportError as missing:
-    raise UnsumError(
-        "This needs Flower of 1.30 or later, which is not installed: pip install 'unsum[flower]'."
-    ) from missing
+# isort: split
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 __all__ = ["AuditStrategy", "LocalTraining", "leakage_guard_mod"]
 
@@ -58,25 +58,6 @@ _ONE_RECORD = "A message must hold exactly one record of arrays to be audited, s
 _REFUSED = 6  # Flower's code for a mod whose precondition failed
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
-
-
-class WrappedStrategy(Strategy):
-    """`inner` as it is; evaluation, and what others ask of it (its fractions, its privacy accountant), is its own matter."""
-
-    inner: Strategy
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.inner.aggregate_evaluate(server_round, replies)
 
 
 class AuditStrategy(WrappedStrategy):
@@ -100,10 +81,17 @@ class AuditStrategy(WrappedStrategy):
             several; any other separator; or `auto`, everything.
         repeats: say that a client trains on the same batch in every round. Its last rounds are then solved together
             (`unsum.separate_rounds`), and their weights and updates kept for every client that was audited.
-        folder: where to write `leakage.jsonl`, and TensorBoard's curves where it is installed.
+        data: (inputs, targets) of the clients' kind, as many as the smallest client has, that stand in for its own. A client
+            with these is played on the weights of every round, in a process beside the training, and `ceilings` says what
+            nobody can exceed after so many rounds with the same data. None: no ceiling is computed.
+        defenses: what clients are declared to do to their update, for that ceiling: `[Clip(1.0), Noise(0.1)]`, in units of a
+            gradient (noise on the weights over the learning rate).
+        ceiling_seconds: for the ceiling of one round.
+        folder: where to write `leakage.jsonl` and `ceilings.jsonl`, and TensorBoard's curves where it is installed.
         train: BatchNorm's mode in the clients' training.
 
-    `findings` holds every finding, `worst` what was seen of the client that leaked most, with the weights that it was sent;
+    `findings` holds every finding, `ceilings` the ceiling after every round, `worst` what was seen of the client that leaked
+    most, with the weights that it was sent;
     `training_seconds` and `audit_seconds` add up what both took.
     """
 
@@ -119,6 +107,9 @@ class AuditStrategy(WrappedStrategy):
         training: LocalTraining | None = None,
         attack: str | None = None,
         repeats: bool = False,
+        data: Any = None,
+        defenses: Defense | Sequence[Defense] = (),
+        ceiling_seconds: float = SECONDS,
         folder: str | Path | None = None,
         train: bool = True,
         seed: int = 0,
@@ -142,6 +133,12 @@ class AuditStrategy(WrappedStrategy):
             check_whole("The number of processes", processes)
             limit = budget_seconds or DEFAULT_LIMIT
             self._pool = AuditPool(self._model, processes, train=train, seed=seed, time_limit=limit)
+        self.ceilings: list[RoundCeiling] = []
+        self._beside: Beside | None = None
+        if data is not None:
+            chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
+            client = StandIn(data, chain, training, train, ceiling_seconds, seed)
+            self._beside = Beside(self._model, client)
         self._sent: dict[int, ArrayRecord] = {}
         self._turns: dict[int, int] = {}
         self.training_seconds = self.audit_seconds = 0.0
@@ -154,10 +151,28 @@ class AuditStrategy(WrappedStrategy):
         self._sent = {}
         if (server_round - 1) % self._every == 0:
             # References: the record is the same for all clients, so a thousand of them cost no more memory than one.
-            records = ((message.metadata.dst_node_id, _only_arrays(message)) for message in messages)
+            records = ((message.metadata.dst_node_id, only_arrays(message)) for message in messages)
             self._sent = {node: record for node, record in records if record is not None}
+        try:
+            self._play(server_round, messages)
+        except Exception as error:  # a ceiling never breaks a round
+            self._beside = None
+            _LOG.warning("unsum: no ceiling is computed any more. %s", reason_of(error))
         self._started = time.perf_counter()
         return messages
+
+    def _play(self, number: int, messages: list[Message]) -> None:
+        """Hand the round's weights to the stand-in client, which is played while the clients train."""
+        if self._beside is None or not messages:
+            return
+        record, *others = [only_arrays(message) for message in messages]
+        alike = record is not None and all(other is record for other in others)
+        lost = (
+            ""
+            if alike
+            else f"Round {number} could not be played. Clients were not sent one record of the same weights."
+        )
+        self._beside.offer(number, lambda: {} if record is None else tensors_of(record), lost)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -172,6 +187,7 @@ class AuditStrategy(WrappedStrategy):
             _LOG.warning("unsum: round %d was not audited. %s", server_round, reason_of(error))
         self.audit_seconds += time.perf_counter() - start
         self._sent = {}
+        figures |= self._bounded([] if self._beside is None else self._beside.ready())
         arrays, metrics = self.inner.aggregate_train(server_round, received)
         if figures:
             metrics = MetricRecord({**(metrics or {}), **figures})
@@ -181,7 +197,23 @@ class AuditStrategy(WrappedStrategy):
         whom = "all clients" if self._clients is None else f"{self._clients} clients"
         budget = f"{_SHARE:.0%} of the training's time" if self._budget is None else f"{self._budget:g} s a round"
         _LOG.info("\t├──> unsum: audits %s every %d rounds, within %s", whom, self._every, budget)
+        if self._beside is None:
+            _LOG.info("\t├──> unsum: %s (data=, defenses=).", NEEDS_DATA)
         self.inner.summary()
+
+    def _bounded(self, ceilings: list[RoundCeiling]) -> dict[str, float]:
+        """The figures of the last ceiling that is known, which may be of an earlier round."""
+        self.ceilings += ceilings
+        try:
+            self._journal.write_ceilings(ceilings)
+        except Exception as error:  # a full disk never breaks a round
+            _LOG.warning("unsum: a ceiling was not written. %s", error)
+        if not self.ceilings:
+            return {}
+        last = self.ceilings[-1]
+        if ceilings:
+            _LOG.info("unsum: %s", last.sentence)
+        return {"leak-ceiling": last.ceiling, "leak-ceiling-rounds": last.rounds}
 
     def _audit(self, number: int, replies: list[Message]) -> dict[str, float]:
         if not self._sent:
@@ -212,13 +244,13 @@ class AuditStrategy(WrappedStrategy):
         for reply in self._chosen(replies) if self._sent else []:
             node = reply.metadata.src_node_id
             self._turns[node] = self._turns.get(node, 0) + 1
-            before, after = self._sent.get(node), _only_arrays(reply)
+            before, after = self._sent.get(node), only_arrays(reply)
             if before is None or after is None:
                 findings.append(ClientFinding(number, str(node), "failed", notes=(_ONE_RECORD,)))
                 continue
             if id(before) not in sent:
-                sent[id(before)] = dict(_tensors(before))
-            weights: dict[str, Any] = {"before": sent[id(before)], "after": dict(_tensors(after))}
+                sent[id(before)] = dict(tensors_of(before))
+            weights: dict[str, Any] = {"before": sent[id(before)], "after": dict(tensors_of(after))}
             how: dict[str, Any] = {"training": self._training, "attack": self._attack}
             arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=num_examples(reply))
             if not self._pool.offer(arrived):
@@ -226,7 +258,9 @@ class AuditStrategy(WrappedStrategy):
         return self._noted(number, [*findings, *self._pool.ready()], time.perf_counter() - start)
 
     def finish(self) -> None:
-        """Wait for the audits that are still under way behind the training."""
+        """Wait for the audits and ceilings that are still under way behind the training."""
+        if self._beside is not None:
+            self._bounded(self._beside.finish())
         if self._pool is not None:
             start, findings = time.perf_counter(), self._pool.finish()
             if findings:
@@ -269,13 +303,13 @@ class AuditStrategy(WrappedStrategy):
 
     def _look(self, number: int, reply: Message, seconds: float) -> tuple[nn.Module, Seen, ClientFinding]:
         node = reply.metadata.src_node_id
-        before, after = self._sent.get(node), _only_arrays(reply)
+        before, after = self._sent.get(node), only_arrays(reply)
         if before is None or after is None:
             raise UnsumError(_ONE_RECORD)
         model = copy.deepcopy(self._model)  # its own: an audit that was stopped may hold on to it for a moment
-        sent = _tensors(before)
+        sent = tensors_of(before)
         fill(model, sent)
-        found = seen(model, sent, _tensors(after), self._training, num_examples=num_examples(reply))
+        found = seen(model, sent, tensors_of(after), self._training, num_examples=num_examples(reply))
         how: dict[str, Any] = {"train": self._train, "seed": self._seed, "time_limit": seconds}
         leak = attack_seen(model, found, self._attack, **how)
         if self._earlier is not None:
@@ -317,15 +351,15 @@ def leakage_guard_mod(model: nn.Module, threshold: float = 0.2, action: Action =
     def leakage_guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
-        before = _only_arrays(message)
-        sent = None if before is None else _tensors(before)  # now: the app may change the message
+        before = only_arrays(message)
+        sent = None if before is None else tensors_of(before)  # now: the app may change the message
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        after = _only_arrays(reply)
+        after = only_arrays(reply)
         if sent is None or after is None:
             return _refusal(message, "it needs exactly one record of arrays in the message and in the answer.")
-        judged = guard.judge(sent, _tensors(after))
+        judged = guard.judge(sent, tensors_of(after))
         if judged.weights is None:
             return _refusal(message, judged.reason)
         if judged.noise:
@@ -346,24 +380,6 @@ def _refusal(message: Message, reason: str) -> Message:
     told = f"unsum's leakage guard kept the update back: {reason}"
     _LOG.warning("%s", told)
     return Message(Error(code=_REFUSED, reason=told), reply_to=message)
-
-
-def _only_arrays(message: Message) -> ArrayRecord | None:
-    records = list(message.content.array_records.values())
-    return records[0] if len(records) == 1 else None
-
-
-def _tensors(record: ArrayRecord) -> Mapping[str, Tensor]:
-    return dict(record.to_torch_state_dict())
-
-
-def num_examples(reply: Message) -> int | None:
-    """As Flower's own strategies weigh clients by it."""
-    for metrics in reply.content.metric_records.values():
-        count = metrics.get("num-examples")
-        if isinstance(count, (int, float)) and 1 <= count < 2**63:  # others say nothing
-            return int(count)
-    return None
 
 
 def _rank(finding: ClientFinding) -> tuple[bool, float]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsum.integrations.flower import WrappedStrategy, num_examples
+from unsum.integrations.flower_messages import WrappedStrategy, num_examples
 from unsum.integrations.stored import store_back, store_sent
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsum.audit.finding import ClientFinding, finding_of, reason_of
+from unsum.audit.many.arrived import file_sha256
 from unsum.audit.over_time import Audited
 from unsum.errors import UnsumError, shown
 from unsum.files.tensor_file import read_tensors
@@ -90,10 +91,12 @@ class StoredReply:
             training = trained_as(known, _told(sent.metadata).get("config", {}), examples)
             found = seen(model, before, after, training, num_examples=examples)
             leak = attack_seen(model, found, attack, **how)
-            return Audited(finding_of(self.round, self.client, found.update, leak), leak.label_counts)
+            finding = finding_of(self.round, self.client, found.update, leak)
+            return Audited(replace(finding, sha256=file_sha256(self.back)), leak.label_counts)
         except Exception as error:
             reason = reason_of(error)
-            return Audited(ClientFinding(self.round, self.client, "failed", notes=(reason,), reason=reason), None)
+            failed = ClientFinding(self.round, self.client, "failed", notes=(reason,), reason=reason)
+            return Audited(replace(failed, sha256=file_sha256(self.back)), None)
 
 
 def _told(metadata: Mapping[str, str]) -> dict[str, Any]:

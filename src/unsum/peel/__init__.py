@@ -1,7 +1,7 @@
 """Features → exact inputs, layer by layer. To read it in the order of the computation:
 
-- `walk`: the whole method; `chain`, `shapes`: which layers can be undone, found by data flow;
-- `dense`, `blocks`: fully connected layers; `activations`: their slopes and inverses;
+- `walk`: the whole method, down the layers that `network.chain` finds;
+- `dense`: fully connected layers;
 - `refine`: rounds through all layers that remove what errors have accumulated;
 - `conv`: convolutions;
 - `residual`: residual blocks with BatchNorm, down to an inner layer;
@@ -22,9 +22,9 @@ from unsum.certify.doubts.network import doubt_network
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.leak import Leak
+from unsum.network.chain import Chain, Shape, find_chain
 from unsum.peel import cocktail, phong_input, ratio, residual, rgap, walk  # noqa: F401 (registers the methods)
-from unsum.peel.chain import Chain, find_chain
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer, checked_shape
 from unsum.separate import answered
 from unsum.separate.options import check_options
 from unsum.sharing import once
@@ -76,6 +76,7 @@ def peel(
             else f"not of the type {type(leak).__name__}"
         )
         raise UnsumError(f"The third argument of peel is a leak to continue; {way}.")
+    shape = checked_shape(shape)
     if method == AUTO:
         chain = find_chain(model, update)
         method = "rgap" if chain.steps[-1].W.shape[0] == 1 else "layers"

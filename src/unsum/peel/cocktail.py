@@ -27,9 +27,9 @@ from torch import nn
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError, check_name
 from unsum.leak import Leak
-from unsum.peel.chain import first_linear
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
-from unsum.peel.shapes import picture_shape
+from unsum.network.chain import Shape, first_linear
+from unsum.network.shapes import picture_shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
 from unsum.separate.cocktail import descend, filtered, fixed_point, scaled, upright, whitening
 from unsum.update import Update
 

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unsum.deadline import out_of_time
-from unsum.peel.activations import Activation
-from unsum.peel.chain import Step
+from unsum.network.activations import Activation
+from unsum.network.chain import Shape, Step
 from unsum.peel.dense import open_range
-from unsum.peel.method import PeeledLayer, Shape
+from unsum.peel.method import PeeledLayer
 
 _ITERATIONS = 2000  # budget of conjugate gradients; what has not converged by then says so
 _TOLERANCE = 1e-11  # of the right side: near what float64 resolves

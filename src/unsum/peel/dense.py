@@ -35,10 +35,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.engine.replay import rounding
 from unsum.head import orthonormal_rows
 from unsum.leak import Leak
-from unsum.peel.blocks import left_product, residual_norm
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
+from unsum.network.products import left_product, residual_norm
 from unsum.peel.method import PeeledLayer
 
 _CUT = 20.0  # predicted errors of y within which a ReLU's state is left open
@@ -92,11 +93,6 @@ def standard_errors(
     averaged = 1.0 if residual > rounding(dtype) else max(spare, 1) ** 0.5
     errors: Tensor = inverse.norm(dim=1) * missing / averaged / X.norm(dim=1).clamp_min(1e-300)
     return errors + torch.finfo(dtype).eps if spare >= SPARE else torch.full_like(errors, torch.inf)
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """The largest relative residual that a client's arithmetic in this precision explains."""
-    return min(100 * torch.finfo(dtype).eps, 1e-3)
 
 
 def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tuple[Tensor, str | None]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from unsum.certify.claim import TRUSTED_ERROR
+from unsum.errors import UnsumError
+from unsum.head import find_head
 from unsum.leak import Leak, MapHint
+from unsum.network.chain import Shape
 from unsum.registry import Registry
 from unsum.update import Update
 
-Shape = tuple[int, ...]  # of one input, without the batch
 MARGIN = 5.0  # by which predicted errors of inputs may be off
 PRECISE = TRUSTED_ERROR / MARGIN  # predicted relative error below which nothing is to be gained
 
@@ -67,6 +70,30 @@ class Peeled:
         where = "inputs" if self.complete else f"inputs of {self.layers[-1].name!r}" if self.layers else "features"
         shape = "×".join(map(str, self.inputs.shape[1:]))
         return f"Peeled({self.method}: {where} {shape}, {int(self.exact.sum())} of {len(self.exact)} exact)"
+
+
+def check_leak(model: nn.Module, leak: Leak) -> None:
+    """Refuse a leak that holds no sample, or whose rows do not fit the model's head."""
+    classes, width = find_head(model)[1].weight.shape
+    B = leak.batch_size
+    found = tuple(map(tuple, (leak.targets.shape, leak.logits.shape, leak.features.shape)))
+    if B and found == ((B, classes), (B, classes), (B, width)):
+        return
+    raise UnsumError(
+        f"The leak does not fit the model, whose head reads {width} features and gives {classes} "
+        f"logits: its targets, logits and features have the shapes {', '.join(map(str, found))}. "
+        "Give the leak of unsum.separate for this model and this update."
+    )
+
+
+def checked_shape(shape: object) -> Shape | None:
+    """The shape of one input as a tuple of positive integers; None stays None."""
+    if shape is None:
+        return None
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if sizes and all(isinstance(size, int) and size > 0 for size in sizes):
+        return sizes
+    raise UnsumError(f"shape= is that of one input, (channels, height, width) for a picture, but {shape!r} was given.")
 
 
 class Peeler(Protocol):

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import FALSE_ERROR, grant_each
+from unsum.engine.replay import rounding
+from unsum.engine.twins import FAR, Passed, twins
 from unsum.errors import UnsumError
 from unsum.gradients import same_buffers
-from unsum.head import collect_features, find_head, orthonormal_rows
+from unsum.head import collect_features, find_head
 from unsum.leak import Leak
-from unsum.peel.blocks import residual_norm
-from unsum.peel.chain import first_linear
-from unsum.peel.dense import rounding
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
-from unsum.peel.replay import DRAWS, outside
-from unsum.peel.shapes import picture_shape
-from unsum.peel.walk import FAR
+from unsum.network.chain import Shape, first_linear
+from unsum.network.products import residual_norm
+from unsum.network.shapes import picture_shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
+from unsum.peel.replay import DRAWS
 from unsum.update import Update
 
 _REPLAYED = 1e-3  # relative difference of δ that the model's own float32 may leave
@@ -102,18 +102,18 @@ class _Model:
 
     def _shows_two(self, left: float, seed: int) -> bool:
         """Whether x ± d would leave a second direction in ∇W, far above what is left, for every d that is tried."""
-        generator = torch.Generator().manual_seed(seed)
-        flat = self.x.double().flatten()
-        rows, delta = orthonormal_rows(torch.cat([flat, flat.new_ones(1)])[None]), orthonormal_rows(self.delta[None])
-        for _ in range(DRAWS):
-            u = torch.randn(self.x.shape, generator=generator).to(self.x)
-            d = FALSE_ERROR * self.x.norm() / u.norm() * u
-            plus, minus = self._moved(self.x + d), self._moved(self.x - d)
-            read = torch.cat([d.double().flatten(), flat.new_zeros(1)])[None]
-            shown = outside(((plus - minus) / 2)[None], delta).norm() * outside(read, rows).norm()
-            if not float(shown) > FAR * left:
-                return False
-        return True
+        x, generator = self.x.double(), torch.Generator().manual_seed(seed)
+        at = {"": self._passed(x, self.delta)}
+
+        def play(moved: Tensor) -> dict[str, Passed]:
+            return {"": self._passed(moved, self._moved(moved.to(self.x)))}
+
+        return bool((twins(play, x, at, {"": left}, FALSE_ERROR, DRAWS, generator) > FAR).all())
+
+    def _passed(self, x: Tensor, delta: Tensor) -> Passed:
+        """What the first layer reads, with the constant of its bias, and its δ."""
+        read = torch.cat([x.flatten(1), x.new_ones(1, 1)], 1)
+        return Passed(read[:, None], delta[None, None])
 
     def _moved(self, x: Tensor) -> Tensor:
         """δ for another input with the same target: the softmax moves, and the slopes."""

@@ -29,9 +29,9 @@ from unsum.gradients import inputs_of, main_output
 from unsum.head import find_head, head_shape
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.peel.chain import Step, first_linear
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
-from unsum.peel.shapes import picture_shape
+from unsum.network.chain import Shape, Step, first_linear
+from unsum.network.shapes import picture_shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
 from unsum.update import Update
 
 _AGREE = 1e-3  # relative distance of rows that hold the same input
@@ -116,14 +116,16 @@ def read_rows(model: nn.Module, update: Update, *, batch_size: int | None = None
 )
 def ratio(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
     """The inputs that the model takes for single samples; never certified."""
-    step, _ = first_linear(model, update)
+    step, flattens = first_linear(model, update)
     known = leak.knowledge.known_batch_size if leak is not None else None
     found = read_rows(model, update, batch_size=known, seed=seed)
     assert found.inputs is not None
     assert found.inputs_exact is not None
     if not found.batch_size:
         raise UnsumError(f"No row of the first layer {step.name!r} is of one sample alone; use 'layers'.")
-    inputs = found.inputs if shape is None else found.inputs.view(-1, *shape)
+    inputs = found.inputs
+    if shape is not None:
+        inputs = inputs.view(len(inputs), *picture_shape(step, flattens, shape)[0])
     errors = torch.full((len(inputs),), found.predicted_error, dtype=torch.float64)
     layer = PeeledLayer(step.name, found.predicted_error, math.nan, inputs.numel(), step.grad_W.numel())
     return Peeled("ratio", inputs, errors, found.inputs_exact, True, [layer], found.notes)

@@ -28,8 +28,8 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.head import orthonormal_rows
 from unsum.leak import Leak
-from unsum.peel.blocks import right_product
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
+from unsum.network.products import right_product
 from unsum.peel.dense import SAFETY, column_space, decide, head_factor, open_range, standard_errors
 
 _ROUNDS = 12  # budget

@@ -1,35 +1,35 @@
-"""Do the peeled inputs explain every tensor, and would anything else? What stands between an answer and its claim.
+"""Whether the peeled inputs explain every tensor, and whether anything else would.
 
-The inputs go through the layers again, and each tensor's gradient is replayed: what it leaves of ∇W_l = δ_lᵀ x_l is all that
-can hide anything. Two things could:
+The inputs are sent through the layers again. What they leave of each ∇W_l = δ_lᵀ x_l is all that
+can hide
 
-1. **Samples that look like one.** Two samples x ± d of one label send, besides what their mean sends, ½ (δ₊ − δ₋)ᵀ d. Its part
-   outside the rows of X and outside the rows of δ no other answer of as many samples can take up: it is a direction more in ∇W_l.
-   It is played for random d of a hundredth of x. Where it does not stand far above what is left, nobody can tell one from two.
-2. **Another scale, temperature or smoothing.** Each is one more unknown beside X. With the Jacobian of all layers by all of them
-   (`Dense`), what is left unexplained becomes an error of the inputs.
+1. samples that look like one (`engine.twins`), or
+2. another scale, temperature or smoothing. Each is one more unknown beside X. With the Jacobian of
+   all layers by all of them (`Dense`), the residual becomes an error of the inputs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from unsum.certify.claim import FALSE_ERROR
+from unsum.engine.replay import Replay, tolerance
+from unsum.engine.twins import Passed, twins
 from unsum.equation.levenberg import SMALL as _UNKNOWNS
 from unsum.equation.levenberg import Dense
 from unsum.head import orthonormal_rows
 from unsum.losses import CrossEntropy, Loss
-from unsum.peel.blocks import residual_norm, right_product
-from unsum.peel.chain import Step, forward
+from unsum.network.chain import Shape, Step, forward
+from unsum.network.products import residual_norm, right_product
 from unsum.peel.dense import SMALL, SPARE, open_range
-from unsum.peel.method import Shape
 from unsum.peel.refine import Rounds
 
-DRAWS = 16  # directions in which two samples are set apart
+DRAWS = 16  # [directions] in which two samples are set apart. Chosen by: arbitrary budget.
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Pass:
 
 @dataclass(frozen=True)
 class Replayed:
-    """`left[l]` is the largest singular value of what layer l's weight gradient leaves, as one more sample would add it;
-    `unexplained` is the largest share of any tensor."""
+    """`left[l]` is the largest singular value of what layer l's weight gradient leaves, as one more
+    sample would add it; `replay` has the norms of all tensors."""
 
     batch: PlayedBatch
     at: Pass
     left: list[float]
-    unexplained: float
+    replay: Replay
 
     def contributions(self) -> Tensor:
         """(B,) the least that a sample sends to any layer, in units of what is left there."""
@@ -79,31 +79,26 @@ class Replayed:
     def twins(self, seed: int) -> Tensor:
         """(B,) how far two samples, a hundredth from their mean, would stand above what is left: in the layer that shows
         them best, for the direction of several that shows them least."""
-        generator = torch.Generator().manual_seed(seed + 4)
-        # Enough for a difference of a hundredth.
+        # In this precision a difference of a hundredth is exact enough.
         coarse = torch.promote_types(self.batch.steps[0].W.dtype, torch.float32)
-        X, shown = self.batch.X.to(coarse), []
-        # Convolutions share weights between places.
-        dense = [i for i, step in enumerate(self.batch.steps) if not step.is_conv]
-        known = {i: self._known(i, coarse) for i in dense}
-        for _ in range(DRAWS):
-            u = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X).flatten(1)
-            d = (FALSE_ERROR * X.flatten(1).norm(dim=1, keepdim=True) / u.norm(dim=1, keepdim=True) * u).view_as(X)
-            plus, minus = _played(self.batch, X + d), _played(self.batch, X - d)
-            shown.append(torch.stack([self._shown(i, known[i], plus, minus) for i in dense]).amax(0))
-        return torch.stack(shown).amin(0)
+        at = self._dense(self.at)
+        left = {name: self.left[int(name)] for name in at}
+        generator = torch.Generator().manual_seed(seed + 4)
+        return twins(
+            lambda X: self._dense(_played(self.batch, X)),
+            self.batch.X.to(coarse), at, left, FALSE_ERROR, DRAWS, generator,
+        )  # fmt: skip
 
-    def _known(self, i: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Orthonormal rows of what layer i read, with the constant that its bias reads, and of its δ."""
-        rows = _extended(self.batch.steps[i], self.at.x[i])
-        return orthonormal_rows(rows).to(dtype), orthonormal_rows(self.at.delta[i].flatten(1)).to(dtype)
+    def _dense(self, at: Pass) -> dict[str, Passed]:
+        """Number of a dense layer → what it read, with the constant of its bias, and its δ.
 
-    def _shown(self, i: int, known: tuple[Tensor, Tensor], plus: Pass, minus: Pass) -> Tensor:
-        step = self.batch.steps[i]
-        read = (_extended(step, plus.x[i]) - _extended(step, minus.x[i])) / 2
-        sent = (plus.delta[i] - minus.delta[i]) / 2
-        second: Tensor = outside(read, known[0]).norm(dim=1) * outside(sent, known[1]).norm(dim=1)
-        return second / self.left[i]
+        Convolutions share weights between places, and are left out.
+        """
+        return {
+            str(i): Passed(_extended(step, at.x[i])[:, None], at.delta[i].flatten(1)[:, None])
+            for i, step in enumerate(self.batch.steps)
+            if not step.is_conv
+        }
 
     def errors(self, *, temperature_open: bool) -> Tensor:
         """(B,) relative errors of X that what is left allows, with scale, smoothing and, where open, temperature unknown.
@@ -169,18 +164,33 @@ class _Unexplained:
 def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
     """The replay of X, known to the relative `errors` (B,): within these, ReLUs that are open are as the gradient says."""
     at = _played(batch, batch.X, errors)
-    left, shares = [], []
+    left: list[float] = []
+    rows: list[_Norms] = []
     for step, x, delta in zip(batch.steps, at.x, at.delta, strict=True):
-        size = max(float(step.grad_W.double().norm()), 1e-300)
+        size = float(step.grad_W.double().norm())
         missing, largest = _missing(step, x, delta)
         floor = 0.5 * torch.finfo(step.grad_W.dtype).eps * size / min(step.grad_W.flatten(1).shape) ** 0.5
-        left.append(max(largest, floor))
-        shares.append(missing / size)
+        left.append(max(largest, floor, 1e-300))
+        rows.append(_Norms(f"{step.name}.weight", size, missing, size))
         if step.grad_b is not None:
             summed = delta.flatten(2).sum(2) if step.is_conv else delta
             grad_b = step.grad_b.double()
-            shares.append(float((summed.sum(0) - grad_b).norm()) / max(_bias_scale(summed, grad_b), 1e-300))
-    return Replayed(batch, at, left, max(shares))
+            rest = float((summed.sum(0) - grad_b).norm())
+            size = _bias_scale(summed, grad_b)
+            rows.append(_Norms(f"{step.name}.bias", float(grad_b.norm()), rest, size))
+    sent, residuals, sizes = torch.tensor([row[1:] for row in rows], dtype=torch.float64).T
+    explained = tolerance(*(step.grad_W.dtype for step in batch.steps)) * sizes
+    names = tuple(row.name for row in rows)
+    return Replayed(batch, at, left, Replay(names, sent, residuals, explained, sizes=sizes))
+
+
+class _Norms(NamedTuple):
+    """Of one tensor: what was sent, what is left of it, and what that is relative to."""
+
+    name: str
+    sent: float
+    left: float
+    size: float
 
 
 def _bias_scale(delta: Tensor, grad_b: Tensor) -> float:
@@ -241,9 +251,3 @@ def _gradients(step: Step, x: Tensor, delta: Tensor) -> Tensor:
 def _extended(step: Step, x: Tensor) -> Tensor:
     x = x.flatten(1)
     return x if step.grad_b is None else torch.cat([x, torch.ones_like(x[:, :1])], 1)
-
-
-def outside(rows: Tensor, basis: Tensor) -> Tensor:
-    """What of the rows lies outside the span of a basis of orthonormal rows."""
-    rest: Tensor = rows - (rows @ basis.T) @ basis
-    return rest - (rest @ basis.T) @ basis  # twice: what is left may be tiny

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.peel.activations import bisect
-from unsum.peel.chain import Chain, Step, find_chain
+from unsum.network.activations import bisect
+from unsum.network.chain import Chain, Shape, Step, find_chain
+from unsum.network.shapes import input_shapes, picture_shape
 from unsum.peel.conv import ConvSystem
-from unsum.peel.method import PEELERS, Peeled, PeeledLayer, Shape
-from unsum.peel.shapes import input_shapes, picture_shape
+from unsum.peel.method import PEELERS, Peeled, PeeledLayer
 from unsum.update import Update
 
 TURN = 1.2784645427610738  # where −u/(1+e^u) is least

@@ -11,21 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each
-from unsum.certify.doubts.replay import TRACE
+from unsum.certify.doubts.replay import TRACE, doubt_unexplained
 from unsum.certify.question import name_some
+from unsum.engine.twins import FAR
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.peel.chain import Chain, Step, find_chain
+from unsum.network.chain import Chain, Shape, Step, find_chain
+from unsum.network.shapes import input_shapes, picture_shape
 from unsum.peel.conv import peel_conv
-from unsum.peel.dense import Front, front_at_head, head_factor, peel_dense, rounding
-from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
+from unsum.peel.dense import Front, front_at_head, head_factor, peel_dense
+from unsum.peel.method import (
+    MARGIN,
+    PEELERS,
+    PRECISE,
+    Peeled,
+    PeeledLayer,
+    check_leak,
+)
 from unsum.peel.refine import refine
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.peel.shapes import input_shapes, picture_shape
 from unsum.update import Update
 
 _FINE = 10.0  # roundings of the gradient as a predicted error, below which rounds gain nothing
-FAR = 10.0  # times what is left unexplained, which a sample, or two that look like one, must stand above: eight share a direction
 _HARD = 1e-9  # distance from a hard label that rounding leaves
 
 
@@ -38,6 +45,7 @@ def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape 
     """Peel as far as the architecture allows; `leak` is the separation that this continues."""
     if leak is None:
         raise UnsumError("The peeler 'layers' continues a separation; give it the leak of unsum.separate.")
+    check_leak(model, leak)
     if not bool(torch.isfinite(leak.features).all()) or leak.estimate == torch.inf:
         raise UnsumError("The separation found nothing, so there is nothing to peel; see leak.notes.")
     chain = find_chain(model, update, leak.features.device)
@@ -147,9 +155,7 @@ def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> tuple[Te
     """(B,) which inputs with predicted relative `errors` (B,) are exact, and a sentence for every reason why not more."""
     said, B = leak.knowledge.known_batch_size, leak.batch_size
     number = [] if said in (None, B) else [f"The batch was said to hold {said} samples, but {B} were found."]
-    limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
-    left = f"Sent through the layers again, the inputs leave {replayed.unexplained:.0e} of a gradient unexplained."
-    unexplained = [] if replayed.unexplained < limit else [left]  # NaN is not below
+    unexplained = doubt_unexplained(replayed.replay, "inputs")
     doubts = [*unexplained, *number, *([] if leak.exact else _doubt_unproven(replayed, leak))]
     sizes = MARGIN * errors
     if doubts or not bool(grant_each(sizes, above=True).any()):
@@ -169,7 +175,7 @@ def _doubt_unproven(replayed: Replayed, leak: Leak) -> list[str]:
     why = "The separation that this continues is not certified, so neither are the inputs: "
     if leak.knowledge.labels is None and float((Y - (Y > 0.5).to(Y)).abs().max()) > _HARD:
         return [f"{why}soft labels leave room for other ones."]
-    if leak.knowledge.known_batch_size is None and not replayed.unexplained < TRACE:
+    if leak.knowledge.known_batch_size is None and not replayed.replay.unexplained < TRACE:
         return [f"{why}a faint sample may be missing."]
     return []
 

@@ -152,6 +152,8 @@ def answered(
             leak = fitting or separator(head, knowledge, seed=seed, **options)
             if method == "exact" and not leak.exact:
                 leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
+    if not bool(leak.features.isfinite().all()):
+        raise UnsumError(f"The attack {method!r} divided by zero on this gradient; use 'auto' or 'exact'.")
     if deadline.cut:  # a search that was cut short vouches for nothing
         leak = replace(leak, exact=False, notes=[deadline.sentence, *leak.notes])
     leak = withhold(leak, doubt_network(head, method, leak.loss))

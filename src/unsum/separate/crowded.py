@@ -58,6 +58,8 @@ def crowded(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     if head.grad_b is None:
         raise UnsumError("crowded needs the gradient of the last layer's bias, which this update lacks; use exact.")
     counts = torch.bincount(labels, minlength=head.classes)
+    if not bool(head.grad_W.any()):
+        raise UnsumError("crowded needs a gradient of the last layer that is not zero; use 'auto'.")
     if _too_crowded(head, counts):
         raise UnsumError(
             "crowded needs several times as many features as samples, and classes shared by a few; use exact."

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unsum.equation.noise import unit_of
 from unsum.head import orthonormal_rows
-from unsum.peel.blocks import left_product, right_product
+from unsum.network.products import left_product, right_product
 
 _EDGE = 1.3  # times the largest singular value that noise of the measured size should have (Marchenko–Pastur)
 _ROUNDED = 2.0  # times what rounding of every entry makes: sums round more than once

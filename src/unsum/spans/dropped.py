@@ -22,9 +22,9 @@ from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
 from unsum.head import trace
-from unsum.peel.activations import Activation
-from unsum.peel.blocks import right_product
-from unsum.peel.chain import Chain, Step, find_chain, forward
+from unsum.network.activations import Activation
+from unsum.network.chain import Chain, Step, find_chain, forward
+from unsum.network.products import right_product
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn

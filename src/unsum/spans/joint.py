@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
 from unsum.spans.basis import rounding_of
 from unsum.spans.roots import damped_step
 from unsum.spans.settle import Moved, Sample

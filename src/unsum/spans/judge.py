@@ -6,21 +6,23 @@ the gradients at the logits, and the samples, sent through the layers again, mus
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
-from unsum.certify.counted import count, each_is_one
-from unsum.certify.question import name_some
+from unsum.certify.counted import count
+from unsum.certify.doubts.replay import doubt_drowned, doubt_several, doubt_unexplained
+from unsum.engine.replay import tolerance
+from unsum.engine.twins import FAR
 from unsum.knowledge import Knowledge
 from unsum.leak import Counted
 from unsum.local_training import LocalTraining
-from unsum.peel.dense import rounding
-from unsum.peel.method import MARGIN, Shape
+from unsum.network.chain import Shape
+from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.peel.walk import FAR
 from unsum.spans.search import Roots
 from unsum.spans.targets import LossReading
 from unsum.spans.training import Unrolled, Visited
@@ -59,14 +61,15 @@ class Answer:
     @property
     def left(self) -> float:
         """What all samples leave of a gradient; a part of them explains nothing as a whole."""
-        return 1.0 if self.missing or self.played.unexplained != self.played.unexplained else self.played.unexplained
+        unexplained = self.played.replay.unexplained
+        return 1.0 if self.missing or math.isnan(unexplained) else unexplained
 
 
 def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     """The claim about all samples."""
     replayed, reading = answer.played, answer.reading
-    limit = max(rounding(torch.float32), *(rounding(step.grad_W.dtype) for step in replayed.batch.steps))
-    explained = replayed.unexplained < limit  # NaN is not below
+    limit = tolerance(*(step.grad_W.dtype for step in replayed.batch.steps))
+    explained = replayed.replay.explains
     doubts = [] if answer.missing else [*doubt_reading(reading, knowledge), *doubt_number(reading, knowledge)]
     if answer.lengths_open and knowledge.loss is None:
         doubts.append(_LENGTHS)
@@ -74,10 +77,8 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
         doubts.append(
             "The spans and the sum of all samples disagree about one: samples may weigh differently than was assumed."
         )
-    if not answer.missing and not explained:
-        doubts.append(
-            f"Sent through the layers again, the samples leave {replayed.unexplained:.0e} of a gradient unexplained."
-        )
+    if not answer.missing:
+        doubts += doubt_unexplained(replayed.replay, "samples")
     if explained and not doubts:
         doubts += doubt_mirror(replayed, answer.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, reading.copies, knowledge, seed)
@@ -131,7 +132,7 @@ def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Kn
     for turned in (everybody, *singles):
         chosen = turned[:, None]
         mirrored = replace(batch, X=torch.where(chosen, -batch.X, batch.X), Y=torch.where(chosen, 1 - batch.Y, batch.Y))
-        if replay(mirrored, errors).unexplained < limit:
+        if replay(mirrored, errors).replay.unexplained < limit:
             return ["Without biases, negatives of samples with the other label send the same gradient."]
     return []
 
@@ -143,21 +144,13 @@ def _doubt_samples(
 
     `weighed`: the samples share a weight that is known, so all of them are several, equally often, or none is.
     """
-    faint = (~(replayed.contributions() > FAR)).nonzero()[:, 0].tolist()
-    if faint:
-        return [f"Sample {name_some(faint)} sends little more to some layer than is left unexplained there."]
+    drowned = doubt_drowned(replayed.contributions())
+    if drowned:
+        return drowned
     hidden = ~(replayed.twins(seed) > FAR)
-    if each_is_one(knowledge, copies):
-        hidden &= False
-    elif weighed and not bool(hidden.all()):  # who counts once is one; who counts twice may be two that are alike
+    if weighed and not bool(hidden.all()):  # a sample that counts twice may be two that are alike
         hidden &= torch.ones_like(hidden) if copies is None else copies > 1
-    several = hidden.nonzero()[:, 0].tolist()
-    if several:
-        return [
-            f"Sample {name_some(several)} may be several whose inputs differ by a few percent: these would look like one here"
-            + ("." if knowledge.known_batch_size else "; say the batch size if it is known.")
-        ]
-    return []
+    return doubt_several(hidden, knowledge, copies)
 
 
 @dataclass(frozen=True)
@@ -251,7 +244,7 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
         batch = PlayedBatch(steps, seen.roots.X, Y, seen.weights[:, None], shapes)
         told = replace(knowledge, labels=None, batch_size=None if knowledge.known_batch_size is None else len(seen))
         replayed = replay(batch, seen.roots.errors)
-        limit = _ROUNDED * max(replayed.unexplained, rounding(torch.float32))
+        limit = _ROUNDED * max(replayed.replay.unexplained, tolerance())
         doubts = doubt_mirror(replayed, seen.roots.errors, limit, knowledge)
         doubts += _doubt_samples(replayed, answer.copies(seen), told, seed, weighed=answer.sizes_told)
         if doubts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.peel.chain import Step, backward, forward
+from unsum.network.chain import Step, backward, forward
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, Further
 from unsum.spans.search import Roots

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each, nothing
+from unsum.engine.replay import tolerance
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import PLAIN, BinaryCrossEntropy, CrossEntropy, Loss
-from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain, forward
-from unsum.peel.dense import rounding
-from unsum.peel.method import MARGIN, Shape
+from unsum.network.chain import Chain, Shape, forward
+from unsum.network.products import left_product
+from unsum.network.shapes import picture_shape
+from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.peel.shapes import picture_shape
 from unsum.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
 from unsum.spans.decay import undecayed
@@ -259,11 +259,11 @@ def _answered(asked: _Asked, pair: Pair, roots: Roots) -> Answer | None:
     played, errors, X = _polished(pair, roots, reading)
     answer = Answer(roots, X, errors, reading, played, missing)
     large = len(X) * len(pair.here) > MOST or pair.steps[0].grad_W.numel() > _LARGE
-    if answer.left < rounding(torch.float32) or not answer.left < _NEAR or large:
+    if answer.left < tolerance() or not answer.left < _NEAR or large:
         return answer
     together = _together(asked, pair, answer)
     moved = (together.X - answer.X).norm(dim=1) / answer.X.norm(dim=1).clamp_min(1e-300)
-    sound = together.left < rounding(torch.float32) or bool((moved < _FAR_MOVED * roots.errors + 1e-6).all())
+    sound = together.left < tolerance() or bool((moved < _FAR_MOVED * roots.errors + 1e-6).all())
     return together if sound and together.left < answer.left else answer  # what explains little may fit noise
 
 
@@ -293,7 +293,7 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
         targets=Y,
         logits=written[-1],
         features=read[-1].to(dtype),
-        residual=min(answer.played.unexplained, 1.0),
+        residual=min(answer.played.replay.unexplained, 1.0),
         predicted_error=claim.predicted_error,
         exact=claim.exact,
         predicts=claim.predicts,
@@ -318,7 +318,7 @@ def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed,
         moved = left_product(inverse, step.grad_W)[0]
         own = inverse.norm(dim=1) * pair.here.noise * step.W.shape[1] ** 0.5 / moved.norm(dim=1).clamp_min(1e-300)
         again = _played(pair, moved, reading, own)
-        if not again.unexplained < played.unexplained:
+        if not again.replay.unexplained < played.replay.unexplained:
             break
         played, X, errors = again, moved, own
     return played, errors, X

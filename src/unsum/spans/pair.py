@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from unsum.errors import UnsumError
 from unsum.knowledge import Knowledge
-from unsum.peel.chain import Chain, Step
+from unsum.network.chain import Chain, Step
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, Further
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
-from unsum.peel.activations import Activation
+from unsum.network.activations import Activation
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition
 

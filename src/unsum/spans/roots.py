@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.peel.blocks import right_product
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
+from unsum.network.products import right_product
 from unsum.spans.basis import LayerSpan
 
 _MEMORY = {"cpu": 1 << 25, "cuda": 1 << 28}  # entries of all Jacobians together that are held at a time: 256 MB, 2 GB

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.equation.noise import unit_of
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable

@@ -21,8 +21,8 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
-from unsum.peel.activations import Activation
-from unsum.peel.chain import Step
+from unsum.network.activations import Activation
+from unsum.network.chain import Step
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, damped_step
 from unsum.spans.search import PATIENCE, SLACK, Roots

@@ -20,7 +20,7 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
-from unsum.peel.chain import Step
+from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.basis import LayerSpan

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsum.local_training import LocalTraining
-from unsum.peel.chain import Step, backward, forward
+from unsum.network.chain import Step, backward, forward
 from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.search import Roots, Rows
 from unsum.update import Update

@@ -13,8 +13,8 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import PLAIN, CrossEntropy
-from unsum.peel.blocks import left_product
-from unsum.peel.chain import Chain, forward
+from unsum.network.chain import Chain, forward
+from unsum.network.products import left_product
 from unsum.progress import Progress
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import UnrolledAnswer, judge_steps

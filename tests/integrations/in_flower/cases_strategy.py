@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import resource
@@ -16,7 +17,9 @@ from messages import answers, ask, reply
 from networks import network, photos, trained
 from torch.utils.tensorboard import SummaryWriter  # noqa: F401 (the curves below need it)
 
+import unsum
 import unsum.integrations.flower as flower
+from unsum import Noise
 from unsum.integrations.flower import AuditStrategy, LocalTraining
 
 RATE = 0.1
@@ -316,3 +319,64 @@ def test_behind_the_training_a_round_waits_for_no_audit_and_none_is_lost() -> No
     strategy.finish()
     assert sorted(finding.client for finding in strategy.findings) == ["1000", "1001", "1002"]
     assert all(finding.exact and finding.batch_size == 4 for finding in strategy.findings)
+
+
+def test_a_stand_in_client_gives_a_ceiling_over_rounds_and_training_is_the_same(tmp_path: Path) -> None:
+    """Distances of rounds add, so that the ceiling rises; the figures stand in Flower's own history."""
+    model = network(norm=False)
+    images, labels = photos(8, 2)
+    how = {"training": KNOWN, "budget_seconds": 60}
+    strategy = AuditStrategy(
+        *(FedAvg(), model), **how, data=(images, labels), defenses=Noise(20.0), ceiling_seconds=120, folder=tmp_path
+    )
+    plain = AuditStrategy(FedAvg(), model, **how)
+    for number in (1, 2, 3):
+        one, metrics = run(strategy, model, number=number)
+        two, without = run(plain, model, number=number)
+        assert "leak-ceiling" not in without
+        for first, second in zip(one.to_numpy_ndarrays(), two.to_numpy_ndarrays(), strict=True):
+            assert (first == second).all()
+    strategy.finish()
+    found = strategy.ceilings
+    assert [(point.round, point.rounds, point.why) for point in found] == [(1, 1, ""), (2, 2, ""), (3, 3, "")]
+    assert 0 < found[0].ceiling < found[1].ceiling < found[2].ceiling < 1
+    single = unsum.ceiling(model, (images, labels), noise=20.0, pairs=64)
+    assert found[0].ceiling == pytest.approx(single.highest, abs=1e-3)
+    assert found[2].ceiling == pytest.approx(float(single.after(3).max()), abs=1e-3)  # the same weights three times
+    lines = [json.loads(line) for line in (tmp_path / "ceilings.jsonl").read_text("utf-8").splitlines()]
+    assert [line["rounds"] for line in lines] == [1, 2, 3]
+    _, metrics = run(strategy, model, number=4)
+    assert metrics["leak-ceiling"] == found[2].ceiling  # of the last round that is known
+    assert metrics["leak-ceiling-rounds"] == 3
+    strategy.finish()
+
+
+def test_weights_that_differ_from_client_to_client_leave_no_ceiling() -> None:
+    model = network(norm=False)
+    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, budget_seconds=60, data=photos(8, 2), defenses=Noise(1e3))
+    messages = ask(strategy, model, 2)
+    own = copy.deepcopy(messages[1])
+    strategy._play(2, [messages[0], own])
+    strategy.finish()
+    assert strategy.ceilings[-1].ceiling == 1.0
+    assert "not sent one record of the same weights" in strategy.ceilings[-1].why
+
+
+def test_a_ceiling_that_fails_never_breaks_a_round(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def broken(*_arguments, **_options):
+        raise ZeroDivisionError("on purpose")
+
+    model = network(norm=False)
+    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, budget_seconds=60, data=photos(8, 2))
+    monkeypatch.setattr(strategy._beside, "offer", broken)
+    arrays, metrics = run(strategy, model)
+    assert arrays is not None
+    assert metrics["leak-audited"] == 3
+    assert strategy.ceilings == []
+    assert "no ceiling is computed any more" in caplog.text
+
+
+def test_without_data_the_strategy_says_what_a_ceiling_needs(caplog) -> None:
+    caplog.set_level("INFO", logger="flwr")
+    AuditStrategy(FedAvg(), network(), training=KNOWN).summary()
+    assert "nobody can play a client without data" in caplog.text

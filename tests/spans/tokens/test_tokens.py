@@ -198,6 +198,7 @@ def _with_tokens(width: int) -> tuple[PatchNetwork, Update, Tensor]:
     return network, unsum.capture(model, images, labels, train=False), read[0].reshape(-1, width).double()
 
 
+@pytest.mark.long
 def test_all_tokens_together_are_known_better_than_each_alone() -> None:
     """Both gradients of the first MLP fit only with every token in its place: errors of a thousandth shrink ten times."""
     network, update, Z = _with_tokens(144)

@@ -1,7 +1,8 @@
 // The page's one loop: whatever is changed asks for a new round, and the newest answer is shown.
 import { History } from "/history.js";
+import { percent } from "/interval.js";
 import { Photos, create } from "/photos.js";
-import { BADGES, showResult } from "/result.js";
+import { showBound, showResult } from "/result.js";
 
 const element = (id) => document.getElementById(id);
 const PAUSE = 120; // ms without a further change before a round is asked for
@@ -11,11 +12,12 @@ export function ask(address, options = {}) {
   return fetch(address, { ...options, headers: { ...options.headers, "X-Unsum-Page": PAGE } });
 }
 
-let photos, history, defenses, timer, asking, began;
+let photos, history, defenses, timer, asking, began, words;
 
 async function begin() {
   const setting = await (await ask("/api/setting")).json();
   defenses = new Map(setting.defenses.map((defense) => [defense.name, defense]));
+  words = { badges: setting.badges, assumed: setting.assumed };
   element("model").textContent = setting.model;
   element("most").textContent = setting.limits.photos;
   element("credits").textContent = `Photos: ${setting.credits.map((row) => `${row.title}: ${row.author}, ${row.license}`).join("; ")}.`;
@@ -84,6 +86,7 @@ async function play() {
   const mine = (asking = new AbortController());
   const { wanted, name, stop, key } = order();
   began = performance.now();
+  let last, quiet;
   try {
     const headers = { "Content-Type": "application/json" };
     const response = await ask("/api/round", { method: "POST", headers, body: JSON.stringify(wanted), signal: mine.signal });
@@ -93,21 +96,36 @@ async function play() {
     }
     for await (const answer of lines(response)) {
       if (mine.signal.aborted) return;
-      if (answer.kind === "stage" || answer.kind === "search") busy(answer.sentence);
+      if (answer.kind === "stage") quiet = answer.quiet;
+      if (answer.kind === "stage" || (answer.kind === "search" && !quiet && !last?.final)) busy(answer.sentence);
       if (answer.kind === "error") problem(answer.sentence);
-      if (answer.kind !== "result") continue;
-      element("problem").hidden = true;
-      showResult(answer, (id) => photos.picture(id));
-      if (!answer.final) continue;
-      idle(`${BADGES[answer.verdict.level]}, found in ${answer.seconds.toFixed(1)} s.`);
-      if (name && answer.worst_leakage !== null) {
-        history.add(key, stop, answer.worst_leakage, answer.mean_leakage);
+      if (answer.kind === "result") {
+        element("problem").hidden = true;
+        showResult(answer, words, (id) => photos.picture(id));
+        last = answer;
+      } else if (answer.kind === "bound") {
+        last = { ...last, verdict: answer.verdict, ceiling: answer.ceiling, unbounded: answer.unbounded };
+        showBound(last, words);
+      } else continue;
+      if (!last.final) continue;
+      const narrowing = answer.kind === "result" || !answer.final;
+      idle(`${words.badges[last.verdict.level]}, found in ${last.seconds.toFixed(1)} s. ${pairs(last, narrowing)}`);
+      if (name) {
+        history.add(key, stop, last.worst_leakage, last.mean_leakage, last.ceiling?.highest ?? null);
         history.show(key, stop, defenses.get(name).strengths);
       }
     }
   } catch (error) {
     if (!mine.signal.aborted) problem("The server does not answer; is unsum still running?");
   }
+}
+
+// The page is free while the ceiling narrows: whatever is changed takes its place.
+function pairs({ ceiling, unbounded }, narrowing) {
+  if (unbounded) return "";
+  if (ceiling === null) return "The ceiling is being computed …";
+  const drawn = ceiling.pairs > 0 ? ` from ${ceiling.pairs} pairs of worlds` : "";
+  return `Ceiling ${percent(ceiling.highest)}${drawn}${narrowing ? ", narrowing …" : "."}`;
 }
 
 async function* lines(response) {

@@ -1,31 +1,56 @@
 // One answer of the server, shown: the verdict, and every photo beside what came back. Data enters as text alone.
+import { interval, percent } from "/interval.js";
 import { create } from "/photos.js";
 
 const element = (id) => document.getElementById(id);
-export const BADGES = { severe: "Severe leakage", partial: "Partial leakage", features: "Leakage of features", labels: "Label leakage", low: "Low leakage", open: "Not decidable" };
-const CAUTION = "This is what the attacks tried recovered from one simulated round. A stronger or better informed attack may recover more: little leakage here is no proof of safety.";
+const CAUTION = "Found is what these attacks recovered from one simulated round; another attack may read up to the ceiling.";
 const UNDECIDED = "That is no proof of safety: photos that no attack found may leak all the same.";
 
-export function showResult(result, picture) {
-  showVerdict(result);
+export function showResult(result, words, picture) {
   element("attack-text").textContent = sentence(result);
   element("pictures").replaceChildren(...result.samples.map((sample) => figure(sample, picture(sample.id))));
+  showBound(result, words);
   element("verdict").hidden = element("outcome").hidden = false;
 }
 
-function showVerdict({ verdict, samples, final }) {
+// The verdict and the intervals again: both change as the ceiling narrows, the pictures do not.
+export function showBound(result, words) {
+  showVerdict(result, words);
+  showCeiling(result);
+}
+
+function showVerdict({ verdict, samples, final }, { badges, assumed }) {
   element("verdict").className = `verdict ${verdict.level}`;
   element("outcome").className = "";
-  element("badge").textContent = (final ? "" : "First look: ") + BADGES[verdict.level];
+  element("badge").textContent = (final ? "" : "First look: ") + badges[verdict.level];
   element("headline").textContent = verdict.headline;
   element("details").replaceChildren(...verdict.details.map((text) => create("li", { textContent: text })));
   element("caution").hidden = verdict.level === "severe";
-  element("caution").textContent = verdict.level === "open" ? UNDECIDED : CAUTION;
+  element("caution").textContent = { open: UNDECIDED, protected: assumed }[verdict.level] ?? CAUTION;
+  element("alarm").hidden = !verdict.alarm;
+  element("alarm").textContent = verdict.alarm;
+  element("state").textContent = verdict.state;
   const percent = verdict.share === null ? null : Math.round(100 * verdict.share); // null: nobody can tell, which is no 0 %
   element("share").textContent = percent === null ? "?" : `${percent} %`;
   element("share-bar").setAttribute("width", percent ?? 0);
   const leak = percent === null ? "may leak: nobody can tell." : "leak 20 % or more.";
   element("share-text").textContent = `of the ${count(samples.length, "private photo")} ${leak}`;
+}
+
+function showCeiling({ ceiling, unbounded, samples }) {
+  const found = samples.map((sample) => sample.found).filter((share) => share !== null);
+  const most = found.length > 0 ? Math.max(...found) : null;
+  element("found").textContent = percent(most);
+  element("ceiling").textContent = percent(ceiling?.highest ?? null);
+  element("ends").replaceChildren(interval(most, ceiling?.highest ?? null));
+  const why = unbounded || (ceiling === null ? "The ceiling is being computed." : "");
+  element("ceiling-text").hidden = !why;
+  element("ceiling-text").textContent = why;
+  [...element("pictures").children].forEach((figure, i) => {
+    const limit = ceiling?.samples[i] ?? null;
+    figure.querySelector(".ceiling").textContent = percent(limit);
+    figure.querySelector(".bar").replaceChildren(interval(samples[i].found, limit));
+  });
 }
 
 function sentence({ final, certificate, method, granted, found: samples, seconds }) {
@@ -36,15 +61,16 @@ function sentence({ final, certificate, method, granted, found: samples, seconds
 
 function figure(sample, original) {
   const facts = create("dl", {}, ...fact("True label", sample.label), ...fact("Found label", found(sample)));
-  if (sample.found_label !== null) {
+  if (sample.came_back) {
     if (sample.psnr !== null) facts.append(...fact("PSNR", `${number(sample.psnr, 1)} dB`));
     facts.append(...fact("Feature error", error(sample.feature_error)));
   }
+  facts.append(...fact("Photo found", percent(sample.found)), create("dt", { textContent: "Its ceiling" }), create("dd", { className: "ceiling" }));
   return create(
     "figure",
     {},
     create("div", { className: "pair" }, trained(sample, original), recovered(sample)),
-    create("figcaption", {}, create("h3", { textContent: sample.title }), facts),
+    create("figcaption", {}, create("h3", { textContent: sample.title }), facts, create("div", { className: "bar" })),
   );
 }
 
@@ -55,7 +81,7 @@ function trained(sample, original) {
 }
 
 function recovered(sample) {
-  const absent = sample.found_label === null ? "not found" : "no picture";
+  const absent = !sample.came_back ? "not found" : "no picture";
   return half("Recovered", sample.picture, `Recovered from the update: ${sample.title}`, "recovered", absent);
 }
 

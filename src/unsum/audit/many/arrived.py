@@ -55,6 +55,12 @@ class Arrived:
                 digest.update(f"{name} {tuple(gradient.shape)} {size:.4g}".encode())
         return digest.hexdigest()[:16]
 
+    @property
+    def sha256(self) -> str:
+        """Of the file that holds the update; empty where it is in no file, or that is gone."""
+        path = None if isinstance(self.update, Update) else self.update.update or self.update.after
+        return "" if path is None else file_sha256(path)
+
     def look(self, model: nn.Module, options: AttackOptions, train: bool) -> ClientFinding:
         """The finding; whatever is wrong with this update is one, too, and never ends the others."""
         try:
@@ -66,6 +72,14 @@ class Arrived:
         except Exception as error:
             return ClientFinding(self.round, self.client, "failed", notes=(reason_of(error),), reason=reason_of(error))
         return finding_of(self.round, self.client, update, leak)
+
+
+def file_sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def arrivals(updates: Iterable[Arrived | Update | Received | str | Path]) -> Iterator[Arrived]:

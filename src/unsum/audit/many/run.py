@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -97,6 +98,7 @@ def attack_many(
     findings = Findings(results, _setting(task))
     left = _Left(arrivals(updates), findings)
     for one, finding in _answers(task, left, processes, ray, at_once):
+        finding = replace(finding, sha256=one.sha256)
         findings.put(finding, left.under_way.pop(id(one)))
         progress.part(left.seen - len(left.under_way), left.seen)
     return findings

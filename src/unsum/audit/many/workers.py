@@ -79,7 +79,7 @@ class _Worker:
         self.start()
 
     def start(self) -> None:
-        processes = _processes()
+        processes = process_context()
         self.line, theirs = processes.Pipe()
         self.process = processes.Process(target=_serve, args=(theirs, self.threads), daemon=True)
         self.process.start()
@@ -98,7 +98,7 @@ class _Worker:
         self.process.join()
 
 
-def _processes() -> Any:
+def process_context() -> Any:
     """Forked from a server that has imported PyTorch and nothing else happened in: that takes seconds, and so it is done once.
     A child forked from here would inherit PyTorch's threads in whatever state they are."""
     if "forkserver" not in multiprocessing.get_all_start_methods():

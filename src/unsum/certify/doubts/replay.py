@@ -7,64 +7,36 @@ and it may be no larger than rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from unsum.certify.counted import each_is_one
 from unsum.certify.question import name_some
+from unsum.engine.replay import Replay
+from unsum.engine.twins import FAR
+from unsum.knowledge import Knowledge
 
 TRACE = 1e-5  # of the gradient: who sends less than this and is missing makes no claim false
-VISIBLE = 3.0  # times the largest rest that rounding explains: what a sample must send to be seen in it
-_PART = 2.0  # times what is left: rounding has nothing to do with a sample, and does not make up for it
 _WHOLE = 1e-6  # of a whole number, at the least: a divisor that is as near to it counts samples
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Norms of t tensors: what was `sent`, what the replay `left` of it, and how much of that `rounding` explains at most.
-
-    `parts` (n, t) is what each of n samples sends. All in units of the gradient that was sent.
-    """
-
-    sent: Tensor
-    left: Tensor
-    rounding: Tensor
-    parts: Tensor
-
-    @property
-    def explains(self) -> bool:
-        """Whether rounding explains all that is left, in every tensor; NaN explains nothing."""
-        return bool((self.left <= self.rounding).all())
-
-    @property
-    def residual(self) -> float:
-        return float(self.left.norm() / self.sent.norm().clamp_min(1e-300))
-
-    @property
-    def unseen(self) -> float:
-        """The largest share of the gradient that a sample may send and still be missing: it would be a part of what is left."""
-        return _PART * self.residual
-
-    @property
-    def level(self) -> Tensor:
-        """(t,) what a sample must send to be seen."""
-        return VISIBLE * torch.maximum(self.left, self.rounding)
-
-    def shows(self) -> Tensor:
-        """(n, t) in which tensors each sample is seen."""
-        return self.parts > self.level
 
 
 def doubt_rest(replay: Replay) -> list[str]:
     """The doubt that the answer is not what was sent: more is left than rounding explains."""
     if replay.explains:
         return []
-    worst = float((replay.left / replay.rounding.clamp_min(1e-300)).max())
     return [
-        f"The answer's own gradient misses what was sent by {worst:.1g} times what rounding explains: "
+        f"The answer's own gradient misses what was sent by {replay.excess:.1g} times what "
+        "rounding explains: "
         "there is noise in it (rounded weights leave some in their difference), or a sample is wrong or missing."
     ]
+
+
+def doubt_unexplained(replay: Replay, what: str) -> list[str]:
+    """The same doubt, for an answer of which a share of the worst tensor is given."""
+    if replay.explains:
+        return []
+    left = f"{replay.unexplained:.0e} of the gradient of {replay.worst!r}"
+    return [f"Sent through the layers again, the {what} leave {left} unexplained."]
 
 
 def doubt_invisible(seen: Tensor, what: str) -> list[str]:
@@ -73,6 +45,31 @@ def doubt_invisible(seen: Tensor, what: str) -> list[str]:
     if not hidden:
         return []
     return [f"{what} {name_some(hidden)} would send hardly more than rounding: nothing tells that it was there."]
+
+
+def doubt_drowned(shown: Tensor) -> list[str]:
+    """The doubt about samples that send, to the layer that shows them least, `shown` residuals."""
+    faint = (~(shown > FAR)).nonzero()[:, 0].tolist()
+    if not faint:
+        return []
+    what = f"Sample {name_some(faint)} sends little more to some layer"
+    return [f"{what} than is left unexplained there."]
+
+
+def doubt_several(
+    hidden: Tensor,
+    knowledge: Knowledge,
+    copies: Tensor | None,
+    differ: str = "whose inputs differ by a few percent",
+    what: str = "Sample",
+) -> list[str]:
+    """The doubt about samples (n,) that two which `differ` cannot be told from."""
+    several = [] if each_is_one(knowledge, copies) else hidden.nonzero()[:, 0].tolist()
+    if not several:
+        return []
+    end = "." if knowledge.known_batch_size else "; say the batch size if it is known."
+    who = f"{what} {name_some(several)}"
+    return [f"{who} may be several {differ}: these would look like one here{end}"]
 
 
 def doubt_exchanged(features: Tensor, labels: Tensor, inputs: Tensor, weight: float, level: float) -> list[str]:

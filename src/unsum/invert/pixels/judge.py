@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import FALSE_ERROR, grant_each
-from unsum.certify.doubts.replay import Replay, doubt_rest
+from unsum.certify.doubts.replay import doubt_rest
 from unsum.certify.question import name_some
+from unsum.engine.replay import Replay, fitted_scale, norms
 from unsum.invert.pixels.descend import least_squares
 from unsum.invert.pixels.equations import Equations
 from unsum.invert.pixels.gradient import computing
@@ -120,28 +121,25 @@ def play(model: nn.Module, update: Update, leak: Leak, pictures: Tensor, errors:
         targets = leak.targets.to(pictures)
         own = gradient(pictures, targets, weight)
         moved = gradient(pictures + off, targets, weight)
-        parts = torch.stack([_norms(gradient(pictures, targets, weight, only=i)) for i in range(B)])
+        parts = torch.stack([norms(gradient(pictures, targets, weight, only=i)) for i in range(B)])
     with computing(model, torch.float32, names) as gradient:
         clients = [gradient(pictures.float(), targets.float(), weight)]
         clients.append(gradient(pictures.flip(0).float(), targets.flip(0).float(), weight))
         with torch.backends.cudnn.flags(enabled=False):  # other ways to convolve, which round otherwise
             clients.append(gradient(pictures.float(), targets.float(), weight))
     sent = [g.to(device, torch.float64) for g in update.gradients.values()]
-    both = sum(float((s * o).sum()) for s, o in zip(sent, own, strict=True))
-    scale = both / max(sum(float(o.square().sum()) for o in own), 1e-300)
-    rounding = torch.stack([_norms([c.double() - o for c, o in zip(one, own, strict=True)]) for one in clients]).amax(0)
-    explained = _norms([m - o for m, o in zip(moved, own, strict=True)])
+    scale = fitted_scale(dict(zip(names, sent, strict=True)), dict(zip(names, own, strict=True)))
+    apart = [norms(c.double() - o for c, o in zip(one, own, strict=True)) for one in clients]
+    rounding = torch.stack(apart).amax(0)
+    explained = norms([m - o for m, o in zip(moved, own, strict=True)])
     carried = torch.stack([torch.finfo(g.dtype).eps * g.double().norm() for g in update.gradients.values()]).to(device)
     return Replay(
-        sent=_norms(sent),
-        left=_norms([s - scale * o for s, o in zip(sent, own, strict=True)]),
+        names=tuple(names),
+        sent=norms(sent),
+        left=norms([s - scale * o for s, o in zip(sent, own, strict=True)]),
         rounding=abs(scale) * (_BADLY * rounding + MARGIN * explained) + carried,
         parts=abs(scale) * parts,
     )
-
-
-def _norms(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.double().norm() for tensor in tensors])
 
 
 def _sizes(pictures: Tensor) -> Tensor:

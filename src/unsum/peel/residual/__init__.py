@@ -2,7 +2,7 @@
 
 Its parts, as it calls them:
 
-- `blocks`, `unit`: which convolutions there are, and what their gradients say of each other; `start`: where it starts;
+- `start`: where it starts, among the blocks that `network.residual_blocks` finds;
 - `shared`, `solve`: what a convolution read, out of its gradient; `joint`: out of its output as well;
 - `masks`: which entries ReLU let through.
 """

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from unsum.equation.conjugate import conjugate_gradients
+from unsum.network.unit import Unit, wide
 from unsum.peel.residual.shared import DEAD, PlaceClass, Shared
-from unsum.peel.residual.unit import Unit, wide
 
 _ITERATIONS = 400  # of conjugate gradients: systems that are determined take some 60
 # Of the right side. Steps are taken in float32, many times faster; the fixed point, in float64, comes back to what is left.

@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from unsum.network.unit import Unit
 from unsum.peel.residual.shared import PlaceClass, Shared, Taker
-from unsum.peel.residual.unit import Unit
 
 _SEEN = 1e-5  # of the largest eigenvalue: directions below amplify the rounding of float32 gradients three hundred times and more
 

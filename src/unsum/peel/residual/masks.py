@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.network.unit import as_maps, as_rows
 from unsum.peel.residual.solve import Pin
-from unsum.peel.residual.unit import as_maps, as_rows
 
 _DISAGREES = 1e-5  # of the norm of a channel's gradients, at least
 _OUTLIER = 8.0  # times the median disagreement

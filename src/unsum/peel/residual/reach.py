@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from unsum.errors import UnsumError
-from unsum.peel.residual.blocks import block_names, convolutions
-from unsum.peel.residual.unit import taps
-from unsum.peel.shapes import shapes_read
+from unsum.network.residual_blocks import block_names, convolutions
+from unsum.network.shapes import shapes_read
+from unsum.network.unit import taps
 
 _KNOWN = 0.5  # share of a ReLU's outputs that are positive, and thereby known
 # Equations for each unknown from which gradients and outputs together were found to determine a block's input: ResNet-18 for 32²
@@ -53,12 +53,17 @@ def reach(model: nn.Module, batch_size: int, image_size: int) -> Reach:
         raise UnsumError(
             "The model has no residual blocks of convolutions with BatchNorm, so no walk leads down from them."
         )
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, nn.Conv2d)}
     read = shapes_read(model, layers.values(), (3, image_size, image_size))
-    start, shapes = f"{names[-1]}.conv1", {name: read[layer] for name, layer in layers.items() if layer in read}
+    shapes = {name: read[layer] for name, layer in layers.items() if layer in read}
+    start = f"{names[-1]}.conv1"
+    if start not in shapes:
+        raise UnsumError(f"The model does not use {start!r}, so no walk starts there.")
     depths: list[Depth] = []
     for name in reversed(names[:-1]):
         (first, *others), shortcut = convolutions(model, name)
+        if any(layer not in shapes for layer in (first, *others)):
+            return Reach(start, shapes[start], depths, f"a convolution of {name!r} is not used")
         for layer in reversed(others):
             depths.append(_inside(model, layer, shapes[layer], batch_size))
             if not depths[-1].reached:

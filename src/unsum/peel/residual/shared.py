@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unsum.peel.residual.unit import Unit
+from unsum.network.unit import Unit
 
 _RIDGE = 1e-14  # of the largest eigenvalue: what Cholesky takes to stand rounding
 _HIDDEN = 1e-6  # of the matrix: constants that leave less than this are seen by nothing

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.leak import Leak
-from unsum.peel.blocks import left_product
-from unsum.peel.residual.blocks import Block, Blocks, block_names, gradient_above
+from unsum.network.products import left_product
+from unsum.network.residual_blocks import Block, Blocks, block_names, gradient_above
 from unsum.peel.residual.masks import confirmed
 from unsum.peel.residual.solve import FLOOR
 from unsum.update import Update
@@ -41,6 +42,11 @@ def at_features(model: nn.Module, update: Update, leak: Leak, last: Block) -> Or
     B, unit = leak.batch_size, last.units[-1]
     channels, device = len(unit.W), unit.W.device
     side = math.isqrt(leak.features.shape[1] // channels)
+    if channels * side * side != leak.features.shape[1]:
+        raise UnsumError(
+            f"The features of the leak, {leak.features.shape[1]} for each sample, are no square maps of "
+            f"{channels} channels, so the walk has no start."
+        )
     out = leak.features.to(device).double().reshape(B, channels, side, side)
     W = find_head(model)[1].weight.detach()
     G = leak.logits.double().softmax(1) - leak.targets.double()
@@ -53,6 +59,11 @@ def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: 
     """The known input of a block: through all blocks above it to the loss in float64, and its gradient back down."""
     first = blocks.above[0]
     maps = leak.inner[f"{first.name}.conv1"].to(first.units[0].W).clamp_min(0)
+    if maps.shape != (wanted := (leak.batch_size, *first.size[1:])):
+        raise UnsumError(
+            f"The leak holds maps of shape {tuple(maps.shape)} for {first.name!r}, which reads "
+            f"{tuple(wanted)}; give the leak of this model, and the size of its pictures in shape=."
+        )
     passes, out = [], maps
     for block in blocks.above:
         passes.append(block.passed(out))

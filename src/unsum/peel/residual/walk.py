@@ -27,8 +27,16 @@ from unsum.cubic import cholesky_seconds, eigenvector_seconds
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.peel.method import MARGIN, PEELERS, PRECISE, Peeled, PeeledLayer, Shape
-from unsum.peel.residual.blocks import Block, Blocks, find_blocks
+from unsum.network.chain import Shape
+from unsum.network.residual_blocks import Block, Blocks, find_blocks
+from unsum.peel.method import (
+    MARGIN,
+    PEELERS,
+    PRECISE,
+    Peeled,
+    PeeledLayer,
+    check_leak,
+)
 from unsum.peel.residual.joint import Joint, Output
 from unsum.peel.residual.left_over import LeftOver
 from unsum.peel.residual.masks import Mask, confirmed, scale_by
@@ -53,9 +61,11 @@ def residual(
     """What the convolution `layer` read, for every sample: (B, C, h, w); by default of the deepest one that can be reached."""
     if leak is None:
         raise UnsumError("'residual' continues a separation; give the leak of unsum.separate.")
+    check_leak(model, leak)
     size = shape[-1] if shape is not None else getattr(model, "image_size", None)
-    if size is None:
-        raise UnsumError("'residual' must know the size of the pictures; give shape=(3, height, width).")
+    if not isinstance(size, int) or size < 1 or (shape is not None and len(shape) != 3):
+        wanted = "give shape=(3, height, width)"
+        raise UnsumError(f"'residual' must know the size of the pictures; {wanted}.")
     known = known_block(model, leak)
     blocks = find_blocks(model, update, leak.scale, size, known)
     names = [unit.name for block in blocks.below for unit in (*block.units, block.shortcut) if unit is not None]
@@ -80,6 +90,7 @@ class _Walk:
     blocks: Blocks
     start: Origin
     layer: str | None
+    entered: tuple[int, Shared] | None = None  # steps before the block's input, and its equations
 
     def run(self) -> Peeled:
         self.steps: list[_Walked] = []
@@ -87,9 +98,6 @@ class _Walk:
         self.errors = self.start.errors  # (B,) of the layer before
         self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
         self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
-        self.rest: tuple[int, LeftOver] | None = (
-            None  # steps before, and what is left of equations where there are too few
-        )
         with contextlib.suppress(_Reached):
             self._down()
         return self._answer()

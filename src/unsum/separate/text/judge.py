@@ -62,18 +62,11 @@ def judge(
         Evidence(
             torch.where(seen, played.errors, torch.inf),
             explained=played.replay.explains,
-            confirmations=_confirmations(played, searched),
+            confirmations=played.replay.confirmations(searched),
             doubts=doubts,
             counted=count(played.features, played.labels, played.errors, knowledge),
         )
     )
-
-
-def _confirmations(played: PlayedText, searched: set[str]) -> int:
-    """Tensors that the search did not use and that show every sequence."""
-    unused = torch.tensor([name not in searched for name in played.names], device=played.replay.parts.device)
-    everyone: Tensor = played.replay.shows().all(0)
-    return int((everyone & unused).sum())
 
 
 def doubt_repeated(model: nn.Module, text: Text) -> list[str]:

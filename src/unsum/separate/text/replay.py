@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from unsum.certify.doubts.replay import VISIBLE, Replay
+from unsum.engine.replay import CHUNK, VISIBLE, Replay, fitted_scale, norms
 from unsum.head import find_head
 from unsum.models.language import embedding_of, gradients_of, targets, task_of
 from unsum.separate.text.network import device_of
@@ -25,7 +25,6 @@ from unsum.update import Update
 
 _BADLY = 10.0  # times our own rounding: another order of summation, another machine
 _ACCURATE = 10.0  # likewise, of features
-_PART = 1 << 20  # entries compared at a time, so that they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class PlayedText:
     """
 
     replay: Replay
-    names: list[str]
     scale: float
     features: Tensor
     labels: Tensor
@@ -59,10 +57,11 @@ def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Ten
     except RuntimeError:  # a module that makes float32 tensors of its own cannot multiply them with these
         return None
     client = _gradient(model, text, names, M)
-    scale = _scale(update, own)
+    scale = fitted_scale(update.gradients, own)
     rests = {name: _rest(model, update, name, scale, own.get(name), client.get(name)) for name in names}
     replay = Replay(
-        sent=torch.stack([_norm(g).to(ours.device) for g in update.gradients.values()]),
+        names=tuple(names),
+        sent=norms(update.gradients.values()).to(ours.device),
         left=torch.stack([left.norm() for left, _ in rests.values()]),
         rounding=torch.stack([rounding.norm() for _, rounding in rests.values()]),
         parts=abs(scale) * watch.parts,
@@ -71,7 +70,7 @@ def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Ten
     apart = (ours.double() - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-300)
     rows = rests.get(name_of(model, embedding(model).weight))
     return PlayedText(
-        replay, names, scale, features, labels, _numbered(model, text).to(ours.device),
+        replay, scale, features, labels, _numbered(model, text).to(ours.device),
         errors=_ACCURATE * apart.clamp_min(torch.finfo(ours.dtype).eps),
         positions=abs(scale) * sent,
         head_level=float(replay.level[names.index(name_of(model, find_head(model)[1].weight))]),
@@ -113,7 +112,7 @@ def _rest(
     sent = sent if sent.ndim == 2 else sent.reshape(1, -1)
     weight = model.get_parameter(name).detach().view_as(sent) if update.kind == "delta" else None
     left, rounding = [], []
-    for rows in torch.arange(len(sent), device="cpu").split(max(1, _PART // max(1, sent.shape[1]))):
+    for rows in torch.arange(len(sent), device="cpu").split(max(1, CHUNK // max(1, sent.shape[1]))):
         some = slice(int(rows[0]), int(rows[-1]) + 1)
         there = sent[some].to(device_of(model)).double()
         ours = torch.zeros_like(there) if own is None else own.view_as(sent)[some]
@@ -122,10 +121,6 @@ def _rest(
         carried = _carried(update, there, None if weight is None else weight[some])
         rounding.append(_BADLY * abs(scale) * (again - ours).norm(dim=1) + carried.norm(dim=1))
     return torch.cat(left), torch.cat(rounding)
-
-
-def _norm(g: Tensor) -> Tensor:
-    return torch.stack([part.double().norm() for part in g.reshape(-1).split(_PART)]).norm()
 
 
 def name_of(model: nn.Module, parameter: Tensor) -> str:
@@ -168,16 +163,6 @@ def _in_float64(model: nn.Module) -> Iterator[nn.Module]:
             yield precise
     finally:
         torch.set_default_dtype(before)
-
-
-def _scale(update: Update, own: dict[str, Tensor]) -> float:
-    """The factor that leaves least of what was sent."""
-    both = whole = 0.0
-    for name, g in own.items():
-        for ours, sent in zip(g.reshape(-1).split(_PART), update.gradients[name].reshape(-1).split(_PART), strict=True):
-            both += float(torch.dot(sent.to(ours), ours))
-            whole += float(torch.dot(ours, ours))
-    return both / max(whole, 1e-300)
 
 
 def _carried(update: Update, sent: Tensor, weight: Tensor | None) -> Tensor:

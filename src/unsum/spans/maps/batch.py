@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.head import find_head
+from unsum.network.conv_pair import ConvLayer, ConvPair, find_pairs, tail_above
 from unsum.spans.basis import LayerSpan
 from unsum.spans.maps.condition import Among, Places
 from unsum.spans.maps.corner import MapSpace, map_space, with_lengths
-from unsum.spans.maps.pair import ConvLayer, ConvPair, find_pairs, tail_above
 from unsum.spans.maps.pooled import is_pooled_sum
 from unsum.update import Update
 

@@ -12,24 +12,26 @@ from torch.nn import functional as F
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
 from unsum.certify.counted import count, each_is_one
+from unsum.certify.doubts.replay import doubt_unexplained
 from unsum.certify.question import name_some
+from unsum.engine.replay import Replay, tolerance
+from unsum.engine.twins import FAR, Passed, drawn, largest, outside
 from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
 from unsum.knowledge import Knowledge
 from unsum.losses import PLAIN
-from unsum.peel.activations import Activation
-from unsum.peel.dense import SPARE, rounding
+from unsum.network.activations import Activation
+from unsum.network.conv_pair import ConvLayer, ConvPair
+from unsum.peel.dense import SPARE
 from unsum.peel.method import MARGIN
-from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.judge import at_least
-from unsum.spans.maps.pair import ConvLayer, ConvPair
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.solve import FoundMaps
 from unsum.spans.maps.tail import shared_sizes
-from unsum.spans.maps.twins import Passed, SentMaps, assumed, doubt_samples, largest
+from unsum.spans.maps.twins import SentMaps, assumed, doubt_samples
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
@@ -47,8 +49,7 @@ class BottleneckAnswer:
     errors: Tensor
     reading: LossReading
     above: Above
-    unexplained: float
-    worst: str
+    replay: Replay
     missing: int
     sent: SentMaps
     W: Tensor  # of the head
@@ -57,7 +58,7 @@ class BottleneckAnswer:
     @property
     def readable(self) -> bool:
         """Whether what the last convolution sends is what pooling sends back."""
-        return math.isfinite(self.unexplained)
+        return math.isfinite(self.replay.unexplained)
 
 
 def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Tensor) -> BottleneckAnswer:
@@ -81,10 +82,11 @@ def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Ten
     sums = _PooledSum(head, pair, above, reading, features, train)
     out = sums.written(maps)
     played, passed = sums.play(maps, out)
-    left = {name: update.gradients[name].to(maps) - g for name, g in played.items() if name in update.gradients}
-    sizes = shared_sizes({name: update.gradients[name].to(maps) for name in left})
-    shares = {name: float(rest.norm()) / sizes[name] for name, rest in left.items()}
-    worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
+    known = (name for name in played if name in update.gradients)
+    received = {name: update.gradients[name].to(maps) for name in known}
+    left = {name: gradient - played[name] for name, gradient in received.items()}
+    limit = tolerance(head.grad_W.dtype)
+    replay = Replay.within(received, left, shared_sizes(received), limit)
     rest = {name: left[f"{name}.weight"] for name in passed}
     sent = SentMaps(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
     return BottleneckAnswer(
@@ -95,8 +97,7 @@ def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Ten
         errors,
         reading,
         above,
-        shares[worst],
-        worst,
+        replay,
         batch.missing,
         sent,
         head.W.to(maps),
@@ -223,15 +224,11 @@ def played_layer(layer: ConvLayer, activation: Activation | None, x: Tensor, not
     return y if activation is None else activation.function(y)
 
 
-def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torch.dtype, seed: int) -> Claim:
+def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, seed: int) -> Claim:
     """The claim: every tensor from the head down to the pair is explained, by one loss, with gates that pooling shows."""
-    limit = max(rounding(torch.float32), rounding(dtype))
-    explained = answer.unexplained < limit
+    replay, explained = answer.replay, answer.replay.explains
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
-    if not explained:
-        doubts.append(
-            f"Sent through the layers again, the samples leave {answer.unexplained:.0e} of the gradient of {answer.worst!r}."
-        )
+    doubts += doubt_unexplained(replay, "samples")
     if explained and not doubts and not answer.missing:
         doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed) or _doubt_beside(answer, knowledge)
     if not bool(answer.errors.isfinite().all()):
@@ -242,7 +239,7 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, dtype: torc
     errors = MARGIN * answer.errors
     return grant(
         Evidence(
-            errors if explained else at_least(errors, answer.unexplained),
+            errors if explained else at_least(errors, replay.unexplained),
             explained=explained,
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,
@@ -260,13 +257,12 @@ def _doubt_beside(answer: BottleneckAnswer, knowledge: Knowledge) -> list[str]:
     solved for take up what of it lies in the span of G. Nothing is left where the softmax is saturated.
     """
     reading, F_mean = answer.reading, answer.features
-    drawn = torch.randn(F_mean.shape, generator=torch.Generator().manual_seed(1)).to(F_mean)
-    d = FALSE_ERROR * F_mean.norm(dim=1, keepdim=True) * drawn / drawn.norm(dim=1, keepdim=True)
+    d = drawn(F_mean, FALSE_ERROR, torch.Generator().manual_seed(1))
     moved = d @ answer.W.T
     plus, minus = (reading.loss.gradient(answer.logits + sign * moved, reading.Y) for sign in (1, -1))
     half = (plus - minus) / 2 * reading.weights[:, None]
     basis = orthonormal_rows(answer.above.G)
-    shown = (half - (half @ basis.T) @ basis).norm(dim=1) * d.norm(dim=1)
+    shown = outside(half, basis).norm(dim=1) * d.norm(dim=1)
     hidden = ~(shown > FAR * largest(answer.head_left))
     if each_is_one(knowledge, reading.copies):
         hidden &= False

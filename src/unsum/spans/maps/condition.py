@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unsum.head import orthonormal_rows
-from unsum.peel.activations import Activation
+from unsum.network.activations import Activation
 
 _DEAD = 1e-12  # size of a map of which nothing passes the activation: no sample
 

@@ -16,16 +16,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from unsum.deadline import out_of_time
-from unsum.peel.chain import activation_at
+from unsum.network.chain import activation_at
+from unsum.network.conv_pair import (
+    ConvLayer,
+    ConvPair,
+    conv_layer,
+    module_at,
+    read_by,
+    tail_above,
+)
+from unsum.network.unit import as_maps, as_rows
 from unsum.peel.residual.masks import confirmed, scale_by
 from unsum.peel.residual.solve import FLOOR
-from unsum.peel.residual.unit import as_maps, as_rows
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.bottleneck import Noted, played_layer, sent_behind
 from unsum.spans.maps.gates import ReluGate, moved_over
 from unsum.spans.maps.judge import MapAnswer
-from unsum.spans.maps.pair import ConvLayer, ConvPair, conv_layer, module_at, read_by, tail_above
 from unsum.spans.maps.rows import Behind, read_rows, where_on
 from unsum.spans.maps.samples import maps_of
 from unsum.spans.maps.scale import common_factor
@@ -147,7 +154,8 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
         errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes + _ROUNDED
         moves = errors + (torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes)
         tail, reading, played = block.tail.settled(asked, maps, errors)
-        if best is not None and not played.unexplained < _WORTH * best.played.unexplained:
+        least = math.inf if best is None else _WORTH * best.played.replay.unexplained
+        if best is not None and not played.replay.unexplained < least:
             return replace(best, errors=torch.minimum(best.errors, moves))
         best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
         if out_of_time("further rounds of what a block read"):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from unsum.peel.chain import activation_at
+from unsum.network.chain import activation_at
 from unsum.peel.residual.masks import confirmed
 
 _ADD: set[Any] = {operator.add, operator.iadd, torch.add, "add", "add_"}

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.counted import count
+from unsum.certify.doubts.replay import doubt_unexplained
 from unsum.deadline import out_of_time
+from unsum.engine.twins import Passed, amplification
 from unsum.knowledge import Knowledge
-from unsum.peel.dense import rounding
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.tail import PlayedTail, Tail
-from unsum.spans.maps.twins import UNJUDGED, Passed, SentMaps, assumed, doubt_samples, drawn
+from unsum.spans.maps.twins import UNJUDGED, SentMaps, assumed, doubt_samples
 from unsum.spans.targets import LossReading
 
-_DRAWS = 4  # directions in which errors are played
+_DRAWS = 4  # [directions] in which errors are sent. Chosen by: arbitrary budget.
 _NOISY = 3.0  # times the share of a tensor that noise leaves: maps erred by up to 1.3 times that share
-_MOVED = 1e-3  # of a map: what is played, for errors in proportion
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,17 @@ class MapAnswer:
 def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
     """The claim about all samples."""
     played = answer.played
-    limit = max(rounding(torch.float32), *(rounding(g.dtype) for g in answer.tail.gradients.values()))
-    explained = played.unexplained < limit  # NaN is not below
+    replay, explained = played.replay, played.replay.explains
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
     if answer.lengths_open:
         doubts.append("Without biases and norms the lengths of samples are open.")
-    if not explained:
-        doubts.append(
-            f"Sent through the layers again, the maps leave {played.unexplained:.0e} of the gradient of {played.worst!r}."
-        )
+    doubts += doubt_unexplained(replay, "maps")
     if explained and not doubts and not answer.missing:
         doubts += doubt_samples(_sent(answer), answer.reading.copies, knowledge, seed)
     errors = MARGIN * feature_errors(answer, seed)
     return grant(
         Evidence(
-            errors if explained else at_least(errors, played.unexplained),
+            errors if explained else at_least(errors, replay.unexplained),
             explained=explained,
             confirmations=int(answer.hits.min()) - 1,
             missing=answer.missing,
@@ -83,13 +79,8 @@ def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
         return errors
     if out_of_time(UNJUDGED):
         return torch.full_like(errors, torch.inf)
-    maps, tail, worst = maps.float(), answer.tail.coarse(), torch.ones_like(errors)
-    features = tail.forward(maps)[0]
-    for _ in range(_DRAWS):
-        moved = tail.forward(maps + drawn(maps, _MOVED, generator))[0]
-        change = (moved - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-30)
-        worst = torch.maximum(worst, change.double() / _MOVED)
-    return worst * errors
+    tail = answer.tail.coarse()
+    return errors * amplification(lambda x: tail.forward(x)[0], maps.float(), _DRAWS, generator)
 
 
 def _sent(answer: MapAnswer) -> SentMaps:

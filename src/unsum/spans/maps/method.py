@@ -20,6 +20,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
+from unsum.network.conv_pair import ConvLayer, find_pairs, tail_above
 from unsum.progress import SILENT, Progress
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch, read_batch
@@ -27,7 +28,6 @@ from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck
 from unsum.spans.maps.entering import enter
 from unsum.spans.maps.judge import MapAnswer, judge
 from unsum.spans.maps.lengths import settle_lengths
-from unsum.spans.maps.pair import ConvLayer, find_pairs, tail_above
 from unsum.spans.maps.places import grouped, is_placewise, read_places
 from unsum.spans.maps.polish import maps_given
 from unsum.spans.maps.samples import Factor, maps_of, solve_batch
@@ -67,7 +67,8 @@ def separate_maps(
         return _bottleneck(asked, batch, found, factor)
     answer = _answered(asked, batch, found, factor.value)
     claim, played = judge(answer, knowledge, seed), answer.played
-    if answer.lengths_open or (found.condition.homogeneous and not played.unexplained < _UNLIKE):
+    unlike = not played.replay.unexplained < _UNLIKE
+    if answer.lengths_open or (found.condition.homogeneous and unlike):
         return _none(
             head,
             f"What adds no bias to {batch.pair.first.name!r} leaves the lengths of its maps open, and those that were found do "
@@ -85,7 +86,7 @@ def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor)
     answer = None
     if claim is None or not (claim.exact or out_of_time(UNJUDGED)):
         answer = answer_bottleneck(asked, batch, found, maps_of(batch, found, factor.value))
-        beside = judge_bottleneck(answer, asked.knowledge, head.grad_W.dtype, asked.seed)
+        beside = judge_bottleneck(answer, asked.knowledge, asked.seed)
         if claim is None or (answer.readable and not claim.predicted_error < min(beside.predicted_error, _USELESS)):
             claim, entered = beside, None
     if entered is not None:
@@ -99,7 +100,7 @@ def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor)
             f"What the convolution {pair.second.name!r} sends is not what pooling sends back, so neither labels nor "
             "features were read; this is no sign that nothing leaks, and 'exact' reads the head alone.",
         )
-    said = Said(answer.reading, answer.features, answer.logits, answer.unexplained)
+    said = Said(answer.reading, answer.features, answer.logits, answer.replay.unexplained)
     return _said(head, said, claim, {pair.first.name: answer.maps}, _remarks(batch, factor, len(found)))
 
 
@@ -141,7 +142,7 @@ def _polished(
         sizes = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
         moves = (deviations + (moved - maps).flatten(1).norm(dim=1)) / sizes
         other, again, replayed = tail.settled(asked, moved, moves)
-        if not replayed.unexplained < played.unexplained:
+        if not replayed.replay.unexplained < played.replay.unexplained:
             errors = moves if errors is None else errors
             break
         maps, reading, played, tail, errors = moved, again, replayed, other, moves
@@ -167,9 +168,9 @@ def _by_places(asked: Asked) -> Leak | None:
         if maps is None:
             continue
         answer = _polished(asked, read.layer, tail, maps, None, read.hits.min().expand(samples))
-        if best is None or answer.played.unexplained < best.played.unexplained:
+        if best is None or answer.played.replay.unexplained < best.played.replay.unexplained:
             best = answer
-    if best is None or not best.played.unexplained < _UNLIKE:
+    if best is None or not best.played.replay.unexplained < _UNLIKE:
         return None
     claim = judge(best, asked.knowledge, seed)
     note = (
@@ -190,7 +191,7 @@ class Said(NamedTuple):
     @classmethod
     def of(cls, answer: MapAnswer) -> Said:
         played = answer.played
-        return cls(answer.reading, played.features, played.logits, played.unexplained)
+        return cls(answer.reading, played.features, played.logits, played.replay.unexplained)
 
 
 def _said(head: Head, said: Said, claim: Claim, inner: dict[str, Tensor], remarks: list[str]) -> Leak:
@@ -250,7 +251,7 @@ def _part(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor) -> Le
         f"{many}; {samples - len(found)} are missing, which is no sign that they do not leak. Labels and features of a part "
         "are the likeliest ones and were not checked."
     )
-    said = Said(reading, played.features, played.logits, played.unexplained)
+    said = Said(reading, played.features, played.logits, played.replay.unexplained)
     return _said(head, said, claim, {name: maps}, _remarks(batch, factor, len(maps)))
 
 

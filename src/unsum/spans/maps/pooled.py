@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from unsum.deadline import out_of_time
 from unsum.head import Head
-from unsum.spans.maps.pair import ConvPair
+from unsum.network.conv_pair import ConvPair
 
 _ADD: set[Any] = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _RELU: set[Any] = {torch.relu, F.relu, "relu", "relu_"}

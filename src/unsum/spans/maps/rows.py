@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.network.conv_pair import ConvLayer
 from unsum.peel.dense import SPARE
-from unsum.spans.maps.pair import ConvLayer
 from unsum.update import Update
 
 _ROUNDS = 60  # of x̂ where the relu is off; each takes about half of its error away

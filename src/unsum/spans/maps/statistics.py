@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.network.conv_pair import ConvLayer
 from unsum.spans.maps.condition import Affine, BatchNormed
-from unsum.spans.maps.pair import ConvLayer
 from unsum.update import Update
 
 

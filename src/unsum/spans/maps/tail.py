@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, fx, nn
 
+from unsum.engine.replay import Replay
 from unsum.gradients import inputs_of
 from unsum.head import Head
 from unsum.losses import Loss
+from unsum.network.conv_pair import ConvLayer
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.gates import ReluGate, moved_over, with_gates
-from unsum.spans.maps.pair import ConvLayer
 from unsum.spans.targets import LossReading
 from unsum.update import Update
 
@@ -57,8 +58,7 @@ class PlayedTail:
     read: dict[str, Tensor]
     sent: dict[str, Tensor]
     left: dict[str, Tensor]  # parameter → gradient sent less gradient played
-    unexplained: float  # the largest share of any tensor
-    worst: str  # the tensor it is of
+    replay: Replay
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,6 @@ class Tail:
             wanted = [*parameters.values(), *(written[name] for name in names)]
             found = torch.autograd.grad(logits, wanted, G)
         left = {name: self.gradients[name] - g for name, g in zip(parameters, found, strict=False)}
-        sizes = shared_sizes(self.gradients)
-        shares = {name: float(rest.norm()) / sizes[name] for name, rest in left.items()}
-        worst = max(shares, key=lambda name: shares[name] if shares[name] == shares[name] else torch.inf)
         sent = dict(zip(names, found[len(parameters) :], strict=True))
-        return PlayedTail(read[self.head].flatten(1), logits.detach(), read, sent, left, shares[worst], worst)
+        replay = Replay.within(self.gradients, left, shared_sizes(self.gradients))
+        return PlayedTail(read[self.head].flatten(1), logits.detach(), read, sent, left, replay)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.peel.activations import Activation, activation_of
+from unsum.network.activations import Activation, activation_of
 
 _SAME = 1e-4  # relative difference within which two float32 passes agree
 _ATTENTION = ("num_heads", "num_attention_heads")  # what modules call the number of heads

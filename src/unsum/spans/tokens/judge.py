@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
-from unsum.certify.counted import count, each_is_one
-from unsum.certify.doubts.replay import doubt_invisible, doubt_missing
-from unsum.certify.question import name_some
-from unsum.head import orthonormal_rows
+from unsum.certify.counted import count
+from unsum.certify.doubts.replay import doubt_invisible, doubt_missing, doubt_several
+from unsum.engine.twins import FAR, Passed, amplification, largest, twins
 from unsum.knowledge import Knowledge
 from unsum.peel.method import MARGIN
-from unsum.peel.walk import FAR
 from unsum.spans.judge import doubt_number, doubt_reading
-from unsum.spans.maps.twins import Passed, assumed, drawn, largest
+from unsum.spans.maps.twins import assumed
 from unsum.spans.targets import LossReading
 from unsum.spans.tokens.replay import PlayedPictures, Player
 
-_DRAWS = 2  # directions in which errors and twins are played: the network is large
-_MOVED = 1e-3  # of a picture: what is played, for errors in proportion
+# [directions] in which errors and twins are sent. Chosen by: arbitrary budget; networks are large.
+_DRAWS = 2
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,13 @@ class PictureAnswer:
 
 def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
     """The claim about all pictures."""
-    played, replay = answer.played, answer.played.replay
+    replay = answer.played.replay
     explained = replay.explains
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
     if not explained:
         doubts.append(
-            f"Sent through the network again, the pictures leave {played.unexplained:.1g} times what rounding explains of the "
-            f"gradient of {played.worst!r}."
+            f"Sent through the network again, the pictures leave {replay.excess:.1g} times what "
+            f"rounding explains of the gradient of {replay.worst!r}."
         )
     errors = MARGIN * answer.errors
     if explained and not doubts:
@@ -63,7 +61,7 @@ def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
         Evidence(
             errors,
             explained=explained,
-            confirmations=_confirmations(answer),
+            confirmations=replay.confirmations(answer.used),
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
             counted=count(
@@ -73,61 +71,28 @@ def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
     )
 
 
-def _confirmations(answer: PictureAnswer) -> int:
-    """Tensors that the solve did not use and that show every picture."""
-    unused = torch.tensor([name not in answer.used for name in answer.played.left])
-    everyone = answer.played.replay.shows().all(0).cpu()
-    return int((everyone & unused).sum())
-
-
 def _worst_errors(answer: PictureAnswer, seed: int) -> Tensor:
     """(B,) how much larger features' relative errors are than pictures', where they are: changes of pictures are played."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    pictures, player = answer.pictures.float(), answer.player.coarse()
-    features, worst = player.forward(pictures)[0], torch.ones_like(answer.errors)
-    for _ in range(_DRAWS):
-        moved = player.forward(pictures + drawn(pictures, _MOVED, generator))[0]
-        change = (moved - features).norm(dim=1) / features.norm(dim=1).clamp_min(1e-30)
-        worst = torch.maximum(worst, change.double() / _MOVED)
-    return worst
+    generator, player = torch.Generator().manual_seed(seed + 1), answer.player.coarse()
+    return amplification(lambda x: player.forward(x)[0], answer.pictures.float(), _DRAWS, generator)
 
 
 def _doubt_twins(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> list[str]:
-    """Pictures that may be several, a hundredth from their mean: ½ (δ₊ − δ₋) ⊗ ½ (read₊ − read₋) is what they send besides.
-    What of it lies outside all that is read and all δ, no other answer of as many pictures can take up. The layer that shows
-    them best counts."""
-    generator, reading = torch.Generator().manual_seed(seed + 4), answer.reading
-    pictures, player = answer.pictures.float(), answer.player.coarse()
+    """Pictures that may be several, a hundredth from their mean."""
+    reading, player = answer.reading, answer.player.coarse()
     Y, weights = reading.Y.float(), reading.weights.float()
-    left = answer.played.left
-    known = {
-        name: [orthonormal_rows(part.flatten(0, 1).double()).float() for part in (one.patches, one.delta)]
-        for name, one in player.pass_through(pictures, Y, weights, reading.loss).items()
-    }
-    rests = {name: largest(left[f"{name}.weight"].flatten(1)) for name in known}
-    shown = []
-    for _ in range(_DRAWS):
-        d = drawn(pictures, FALSE_ERROR, generator)
-        plus, minus = (player.pass_through(pictures + sign * d, Y, weights, reading.loss) for sign in (1, -1))
-        each = []
-        for name, bases in known.items():
-            halves = (
-                (plus[name].patches - minus[name].patches) / 2,
-                (plus[name].delta - minus[name].delta) / 2,
-            )
-            beyond = (part - (part @ basis.T) @ basis for part, basis in zip(halves, bases, strict=True))
-            each.append(Passed(*beyond).size / rests[name])
-        shown.append(torch.stack(each).amax(0))
-    hidden = ~(torch.stack(shown).amin(0) > FAR)
-    if each_is_one(knowledge, reading.copies):
-        hidden &= False
-    several = hidden.nonzero()[:, 0].tolist()
+
+    def play(pictures: Tensor) -> dict[str, Passed]:
+        return player.pass_through(pictures, Y, weights, reading.loss)
+
+    pictures = answer.pictures.float()
+    at = play(pictures)
+    left = {name: largest(answer.played.left[f"{name}.weight"].flatten(1)) for name in at}
+    generator = torch.Generator().manual_seed(seed + 4)
+    hidden = ~(twins(play, pictures, at, left, FALSE_ERROR, _DRAWS, generator) > FAR)
+    differ = "that differ by a hundredth"
+    several = doubt_several(hidden, knowledge, reading.copies, differ, "Picture")
     if not several and knowledge.known_batch_size is None:
         # A twin of 4e-5 of its weight was missing beside a picture: it sends less than rounding, and only the number tells of it.
         return ["A picture that weighs next to nothing may be missing beside these; say the batch size if it is known."]
-    if not several:
-        return []
-    return [
-        f"Picture {name_some(several)} may be several that differ by a hundredth: these would look like one here"
-        + ("." if knowledge.known_batch_size else "; say the batch size if it is known.")
-    ]
+    return several

@@ -109,15 +109,18 @@ def answered(
     """The pictures with what the head says about them, moved until the whole gradient fits where it does not."""
     answer = _played(head, knowledge, player, network, update, solved, loss)
     for _ in range(_POLISHES if polish else 0):
-        far = not answer.played.unexplained < _NEAR or solved.way == "position embedding"  # known as well as it can be
+        far = (
+            not answer.played.replay.excess < _NEAR or solved.way == "position embedding"
+        )  # known as well as it can be
         if far or answer.played.replay.explains or out_of_time("the last digits of pictures"):
             break
         progress.say("Fitting the whole gradient")
         batch, spread = _usual(answer), _spread(answer, solved)
-        moved = polished(network, player, batch, answer.rows, spread, answer.played.delta, answer.played.limits)
+        delta, replay = answer.played.delta, answer.played.replay
+        moved = polished(network, player, batch, answer.rows, spread, delta, replay)
         error = max(solved.error, float((moved - answer.rows).norm() / moved.norm()))
         again = _played(head, knowledge, player, network, update, replace(solved, X=moved, error=error), loss)
-        if not again.played.unexplained < answer.played.unexplained:
+        if not again.played.replay.excess < answer.played.replay.excess:
             break
         answer = again
     return answer

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.replay import Replay
 from unsum.spans.tokens.network import PatchNetwork
 from unsum.spans.tokens.replay import PictureBatch, Player
 
@@ -33,7 +34,7 @@ def polished(
     X: Tensor,
     spread: Tensor,
     delta: Tensor,
-    limits: dict[str, float],
+    replay: Replay,
 ) -> Tensor:
     """Patches X (B, N, n), known to `spread` (B, N), after one step; δ (B, N, d) is what the patch layer gets back for them."""
     layout, layer = network.layout, f"{network.name}.weight"
@@ -42,6 +43,7 @@ def polished(
         return player.gradients_of(batch.at(layout.pictures(rows)))
 
     here = gradients(X)
+    limits = dict(zip(replay.names, replay.rounding.tolist(), strict=True))
     units = {name: limits[name] / g.numel() ** 0.5 for name, g in here.items()}  # of an entry
     rest = {name: (player.gradients[name].double() - g) / units[name] for name, g in here.items()}
     prior = 1 / spread.clamp_min(_LEAST * float(X.square().mean().sqrt())).square()[..., None]  # (B, N, 1)

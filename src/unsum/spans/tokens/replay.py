@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from unsum.certify.doubts.replay import Replay
+from unsum.engine.replay import Replay, norms, tolerance
+from unsum.engine.twins import Passed
 from unsum.gradients import inputs_of, main_output
 from unsum.losses import Loss
 from unsum.network.layers import departure
-from unsum.peel.dense import rounding
-from unsum.spans.maps.twins import Passed
 from unsum.spans.tokens.network import PatchNetwork
 from unsum.update import Update
 
@@ -45,13 +44,6 @@ class PlayedPictures:
     left: Mapping[str, Tensor]
     delta: Tensor
     replay: Replay
-    limits: dict[str, float]  # what rounding explains of each tensor
-    worst: str  # the tensor of which most is left, in units of what rounding explains
-
-    @property
-    def unexplained(self) -> float:
-        """The largest share of a tensor that is left, in units of what rounding explains; at most 1 is rounding."""
-        return float((self.replay.left / self.replay.rounding.clamp_min(1e-300)).max())
 
 
 @dataclass(frozen=True)
@@ -81,30 +73,22 @@ class Player:
 
     def play(self, pictures: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> PlayedPictures:
         """The gradients that pictures with targets Y and weights (B,) send, picture by picture."""
-        parameters = {name: p for name, p in self.model.named_parameters() if name in self.gradients}
-        left = {name: self.gradients[name].double() for name in parameters}
         deltas, features, logits, parts = [], [], [], []
-        try:
-            for p in parameters.values():
-                p.requires_grad_()
+        with self._differentiable() as parameters:
+            left = {name: self.gradients[name].double() for name in parameters}
             for x, y, weight in zip(pictures, Y, weights, strict=True):
                 found, delta, feature, logit = self._one(x[None], y[None], weight, loss, list(parameters.values()))
-                norms = []
+                norms_of = []
                 for name, g in zip(parameters, found, strict=True):
-                    norms.append(torch.zeros_like(weight) if g is None else g.norm())
+                    norms_of.append(torch.zeros_like(weight) if g is None else g.norm())
                     left[name] = left[name] if g is None else left[name] - g
-                parts.append(torch.stack(norms))
+                parts.append(torch.stack(norms_of))
                 deltas.append(delta)
                 features.append(feature)
                 logits.append(logit)
-        finally:
-            for p in parameters.values():
-                p.requires_grad_(False)
         replay = self._replay(left, torch.stack(parts).double())
-        limits = dict(zip(left, replay.rounding.tolist(), strict=True))
-        ratios = replay.left / replay.rounding.clamp_min(1e-300)
-        worst = list(left)[int(ratios.nan_to_num(nan=torch.inf).argmax())]
-        return PlayedPictures(torch.cat(features), torch.cat(logits), left, torch.cat(deltas), replay, limits, worst)
+        joined = [torch.cat(parts) for parts in (features, logits, deltas)]
+        return PlayedPictures(joined[0], joined[1], left, joined[2], replay)
 
     def pass_through(self, pictures: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> dict[str, Passed]:
         """Layer → what every token's row of it read, and ∂loss/∂(what it wrote)."""
@@ -190,12 +174,12 @@ class Player:
         return found[:-1], _rows(layer, delta, written=True), seen[-1].detach().flatten(1), logits.detach()
 
     def _replay(self, left: Mapping[str, Tensor], parts: Tensor) -> Replay:
-        sent = torch.stack([self.gradients[name].double().norm() for name in left])
-        whole = sent.norm()
-        limits = [max(rounding(torch.float32), rounding(self.gradients[name].dtype)) for name in left]
-        # Tensors that hardly get a gradient (the keys' bias, which softmax ignores) hold rounding of what passes by them.
-        explained = torch.tensor(limits).to(sent) * torch.maximum(sent, _SILENT * whole)
-        return Replay(sent, torch.stack([rest.norm() for rest in left.values()]), explained, parts)
+        # Tensors that hardly get a gradient (the keys' bias, which softmax ignores) hold the
+        # rounding of what passes by them.
+        sent = norms(self.gradients[name] for name in left)
+        sizes = dict(zip(left, torch.maximum(sent, _SILENT * sent.norm()).tolist(), strict=True))
+        limits = sent.new_tensor([tolerance(self.gradients[name].dtype) for name in left])
+        return Replay.within(self.gradients, left, sizes, limits, parts)
 
 
 def _rows(layer: nn.Module, values: Tensor, *, written: bool) -> Tensor:

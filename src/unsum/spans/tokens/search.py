@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
-from unsum.peel.activations import IDENTITY, Activation
-from unsum.peel.chain import Step
+from unsum.network.activations import IDENTITY, Activation
+from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, descend, starts

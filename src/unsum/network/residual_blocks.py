@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode, main_output
 from unsum.head import collect_features, find_head
-from unsum.peel.residual.unit import Unit
+from unsum.network.shapes import takes
+from unsum.network.unit import Unit
 from unsum.update import Update
 
 _PARTS = ("conv1", "bn1", "conv2", "bn2")
@@ -181,7 +182,7 @@ def _watched(model: nn.Module, names: list[str], size: int) -> tuple[dict[str, t
     blocks = {name: model.get_submodule(name) for name in names}
     picture = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     _, head = find_head(model)
-    with ExitStack() as hooks, in_eval_mode(model):
+    with ExitStack() as hooks, in_eval_mode(model), takes((3, size, size)):
         for block in blocks.values():
             hooks.enter_context(block.register_forward_hook(keep))
         features = collect_features(model, picture.to(next(model.parameters())), head)

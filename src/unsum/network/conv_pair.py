@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from unsum.errors import UnsumError
-from unsum.head import find_head, trace
+from unsum.head import find_head
+from unsum.network.activations import Activation
+from unsum.network.chain import activation_at, traced
 from unsum.network.layers import departure
-from unsum.peel.activations import Activation
-from unsum.peel.chain import activation_at
 from unsum.update import Update
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d)
@@ -52,17 +51,6 @@ def find_pairs(model: nn.Module, update: Update) -> list[ConvPair]:
     """All pairs whose gradients were sent, the nearest to the logits first."""
     found = [_pair(model, node, update) for node in reversed(list(traced(model).nodes))]
     return [pair for pair in found if pair is not None]
-
-
-def traced(model: nn.Module) -> fx.Graph:
-    """The model's data flow."""
-    try:
-        return trace(model)
-    except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
-        raise UnsumError(
-            f"{type(model).__name__} cannot be traced by torch.fx, so its convolutions cannot be read; "
-            "remove data-dependent control flow from its forward."
-        ) from None
 
 
 def _pair(model: nn.Module, node: fx.Node, update: Update) -> ConvPair | None:

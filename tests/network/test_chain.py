@@ -9,9 +9,8 @@ from torch.nn import functional
 
 import unsum
 from unsum import UnsumError
+from unsum.network.chain import find_chain
 from unsum.peel import obstacle, peel
-from unsum.peel.chain import find_chain
-from unsum.peel.dense import column_space
 
 
 class Shuffled(nn.Module):
@@ -83,32 +82,7 @@ def test_a_second_path_and_a_missing_gradient_are_named() -> None:
     assert obstacle(plain, partial) == "the update lacks the gradient of '0'"
 
 
-def test_a_single_linear_is_peeled_by_the_separation_alone() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Linear(64, 20), 3 * torch.rand(3, 64)
-    peeled = peel(model, capture(model, x))
-    assert peeled.complete
-    assert float(torch.cdist(peeled.inputs, x.double()).min(0).values.max()) < 1e-3
-
-
 def test_a_shape_that_does_not_fit_is_refused() -> None:
     model, x = Shuffled().eval(), torch.rand(2, 3, 4, 4)
     with pytest.raises(UnsumError, match="holds 75 numbers, but the first layer takes 48"):
         peel(model, capture(model, x, train=False), shape=(3, 5, 5))
-
-
-def test_unknown_names_are_refused() -> None:
-    model, x = Shuffled().eval(), torch.rand(2, 3, 4, 4)
-    update = capture(model, x, train=False)
-    with pytest.raises(UnsumError, match="did you mean 'layers'"):
-        peel(model, update, method="layer")
-    with pytest.raises(UnsumError, match="has no option 'steps'"):
-        peel(model, update, method="cocktail", steps=3)
-
-
-def test_the_column_space_is_that_of_the_exact_svd() -> None:
-    torch.manual_seed(0)
-    matrix = torch.randn(50, 4) @ torch.randn(4, 70)
-    U = column_space(matrix, 4)
-    exact = torch.linalg.svd(matrix.double())[0][:, :4]
-    torch.testing.assert_close(U @ U.T, exact @ exact.T, atol=1e-6, rtol=0)

@@ -5,7 +5,7 @@ Let y = a(z). To peel further, the slope a′(z) is needed, and for convolutions
 - one-to-one (LeakyReLU, ELU, Tanh, Sigmoid, none at all): z = a⁻¹(y), one slope per entry;
 - ReLU: z = y where y > 0, slope 1; elsewhere only z ≤ 0 is known, slope 0;
 - folded (GELU, SiLU): they fall to a minimum at z₀ < 0 and rise after it, so that every y < 0 has two z, and two slopes.
-  Which of the two holds is decided by the layer below (`dense.resolve_slopes`).
+  Which of the two holds is decided by the layer below (`peel.dense.resolve_slopes`).
 """
 
 from __future__ import annotations

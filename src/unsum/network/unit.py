@@ -43,7 +43,8 @@ class Unit:
 
     @staticmethod
     def of(model: nn.Module, update: Update, scale: float, convolution: str, norm: str) -> Unit:
-        layer, bn = model.get_submodule(convolution), model.get_submodule(norm)
+        parts, missing = dict(model.named_modules()), nn.Identity()
+        layer, bn = parts.get(convolution, missing), parts.get(norm, missing)
         plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.bias is None
         if not plain or not isinstance(bn, nn.BatchNorm2d) or not bn.affine or bn.running_var is None:
             raise UnsumError(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
-from unsum.peel.chain import Chain, Step
-from unsum.peel.method import Shape
+from unsum.network.chain import Chain, Shape, Step
 
 _LARGEST_SIDE = 512  # of the squares that are tried
 
@@ -23,10 +22,7 @@ def input_shapes(chain: Chain, model: nn.Module, shape: Shape | None) -> list[Sh
         return [(step.W.shape[1],) for step in chain.steps]
     if shape is None:
         return _guessed(chain)
-    try:
-        read = shapes_read(model, [step.module for step in chain.steps], shape)
-    except (RuntimeError, ValueError) as error:
-        raise UnsumError(f"The model takes no input of shape {shape}: {str(error).splitlines()[0]}.") from error
+    read = shapes_read(model, [step.module for step in chain.steps], shape)
     return [read[step.module] for step in chain.steps]
 
 
@@ -51,17 +47,30 @@ def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shap
 
 
 def shapes_read(model: nn.Module, layers: Iterable[nn.Module], shape: Shape) -> dict[nn.Module, Shape]:
-    """The shape of what each layer reads of one input of `shape`; no statistics are touched, and a batch of one is allowed."""
+    """The shape of what each layer reads of one input of `shape`.
+
+    No statistics are touched, and a batch of one is allowed.
+    """
     seen: dict[nn.Module, Shape] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen[module] = tuple(inputs[0].shape[1:])
 
-    with ExitStack() as hooks, in_eval_mode(model), torch.no_grad():
+    with ExitStack() as hooks, in_eval_mode(model), torch.no_grad(), takes(shape):
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(note))
         model(torch.zeros(1, *shape).to(next(model.parameters())))
     return seen
+
+
+@contextmanager
+def takes(shape: Shape) -> Iterator[None]:
+    """A pass of inputs of `shape` that the model refuses ends in a sentence."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UnsumError(f"The model takes no input of shape {shape}: {reason}.") from error
 
 
 def _guessed(chain: Chain) -> list[Shape]:

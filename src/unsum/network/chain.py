@@ -18,12 +18,13 @@ from torch.nn.grad import conv2d_input
 
 from unsum.errors import UnsumError
 from unsum.head import output_source, trace
+from unsum.network.activations import IDENTITY, Activation, activation_of
 from unsum.network.flow import changes_its_input
 from unsum.network.layers import departure
-from unsum.peel.activations import IDENTITY, Activation, activation_of
-from unsum.peel.blocks import left_product, right_product
-from unsum.peel.method import Shape
+from unsum.network.products import left_product, right_product
 from unsum.update import Update
+
+Shape = tuple[int, ...]  # of one input, without the batch
 
 _RESHAPES: set[Any] = {torch.flatten, torch.reshape, "flatten", "view", "reshape", "contiguous", "float"}
 # Calls and the modules that do the same, with the same arguments behind the first.
@@ -115,7 +116,7 @@ def find_chain(model: nn.Module, update: Update, device: torch.device | str | No
     update.validate(model)
     if isinstance(model, nn.Linear):
         return Chain([_step("", model, IDENTITY, update, device)], None)
-    return _walk(model, _graph(model), update, device)
+    return _walk(model, traced(model), update, device)
 
 
 def first_linear(model: nn.Module, update: Update) -> tuple[Step, bool]:
@@ -123,7 +124,7 @@ def first_linear(model: nn.Module, update: Update) -> tuple[Step, bool]:
     update.validate(model)
     if isinstance(model, nn.Linear):
         return _step("", model, IDENTITY, update), False
-    graph = _graph(model)
+    graph = traced(model)
     node = next(node for node in graph.nodes if node.op == "placeholder")
     flattened = False
     while len(node.users) == 1:
@@ -140,12 +141,13 @@ def first_linear(model: nn.Module, update: Update) -> tuple[Step, bool]:
     raise UnsumError(f"The model's input does not go into a Linear but into {_title(node, model)}; use 'layers'.")
 
 
-def _graph(model: nn.Module) -> fx.Graph:
+def traced(model: nn.Module) -> fx.Graph:
+    """The model's data flow."""
     try:
         return trace(model)
     except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
         raise UnsumError(
-            f"{type(model).__name__} cannot be traced by torch.fx, so its layers cannot be peeled; "
+            f"{type(model).__name__} cannot be traced by torch.fx, so its layers cannot be read; "
             "remove data-dependent control flow from its forward."
         ) from None
 

@@ -1,0 +1,5 @@
+"""What every method on the solving side computes, written once.
+
+- `replay`: the gradient that an answer sends, compared tensor by tensor with the one received;
+- `twins`: whether a sample would be seen, and two that look like one.
+"""
