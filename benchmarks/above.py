@@ -55,6 +55,10 @@ OTHERS = {"text", "tokens", "gias", "lti", "hcgla", "ggl"}  # for other clients,
 SUSPECT, ABOVE, AGAIN = 3.0, 4.5, 20  # standard errors, standard errors, times the games
 PAIRS, NOISES_EACH, FEW = 8, 10, 4  # pairs of worlds and updates of each; pairs where an attack takes long
 SECONDS = 1.0  # of one attack
+MATCHING = 30.0  # [s] of gradient matching, which is never cut short: on these networks its steps take less
+STEPS = {"dlg": 8, "idlg": 8}  # of L-BFGS, with 20 gradients each; other matchers take _STEPS_ELSE of Adam
+_STEPS_ELSE = 100
+MATCHED = {entry.name for entry in MATCHERS} - OTHERS
 _LEAST = 0.3  # of a fair coin's deviation: few pairs that agree do not make an error vanish
 _TOLD = 0.75  # share of cases of the oracle
 _FRESH, _STEP = 0.6, 0.3  # share of cases from anywhere, size of a child's step in orders of noise
@@ -241,9 +245,14 @@ def registered(client: Client, name: str, i: int, worlds: tuple[World, World], s
     """Which world the answer of an attack is nearer to, by samples, features or labels."""
     rule = name.removeprefix("label: ") if name.startswith("label: ") else None
     options: dict[str, Any] = {"label_rule": rule} if rule else {"method": name}
-    size = len(worlds[0].inputs)
-    with time_limit(SECONDS):
-        leak = attack(client.case.model, sent, loss=client.case.loss, batch_size=size, time_limit=SECONDS, **options)
+    size, seconds = len(worlds[0].inputs), SECONDS
+    if name in MATCHED:
+        seconds = MATCHING
+        if client.genome["secret"] == "sample":
+            options["labels"] = worlds[0].targets  # all but the secret is granted
+        options["options"] = {"image_size": (1, SIDE, SIDE), "steps": STEPS.get(name, _STEPS_ELSE), "restarts": 1}
+    with time_limit(seconds):
+        leak = attack(client.case.model, sent, loss=client.case.loss, batch_size=size, time_limit=seconds, **options)
     if client.genome["secret"] != "sample":
         counts = torch.nn.functional.one_hot(leak.targets.argmax(1), CLASSES).sum(0).double()
         own = [_counts(world.targets) for world in worlds]
@@ -340,7 +349,9 @@ def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
     training = "gradient" if before in ("dp", "soteria") or attacker == "descent" else chance.choice(list(TRAININGS))
     networks = [name for name in NETWORKS if name != "batch norm" or (before != "dp" and training == "gradient")]
     network = chance.choice(networks)
-    plain = attacker == "descent" or before in ("mixup", "smooth", "dp")
+    if attacker in MATCHED:  # they are written for one gradient of cross-entropy, and some for features of a ReLU
+        training, network = "gradient", chance.choice(("relu", "maxpool"))
+    plain = attacker == "descent" or attacker in MATCHED or before in ("mixup", "smooth", "dp")
     return {
         "attacker": attacker,
         "secret": secret,
@@ -350,8 +361,9 @@ def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
         "before": before,
         "after": "nothing" if attacker == "descent" else chance.choice(["nothing", *AFTER]),
         "kind": chance.choice(list(NOISES)),
-        "samples": _samples(network, chance),
-        "noise": 10 ** chance.uniform(-1.5, 1.0),
+        "samples": 1 if attacker == "idlg" else _samples(network, chance),
+        # What separates before it matches needs updates with hardly any noise.
+        "noise": 10 ** (chance.uniform(-4.0, -1.0) if attacker.startswith("soft") else chance.uniform(-1.5, 1.0)),
         "spread": 10 ** chance.uniform(-1.5, 0.5),
         "head": 10 ** chance.uniform(-0.5, 1.0),
         "seed": chance.randrange(2**30),
@@ -366,7 +378,8 @@ def _samples(network: str, chance: random.Random) -> int:
 def child(parent: Genome, chance: random.Random) -> Genome:
     """A little further, with other data."""
     changed = {name: parent[name] * 10 ** chance.gauss(0, _STEP) for name in ("noise", "spread", "head")}
-    return parent | changed | {"seed": chance.randrange(2**30), "samples": _samples(parent["network"], chance)}
+    samples = parent["samples"] if parent["attacker"] == "idlg" else _samples(parent["network"], chance)
+    return parent | changed | {"seed": chance.randrange(2**30), "samples": samples}
 
 
 @dataclass

@@ -345,7 +345,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--photos", type=Path)
-    parser.add_argument("--large", type=int, default=12, help="pairs of worlds at 224²")
+    parser.add_argument("--large", type=int, default=32, help="pairs of worlds at 224²")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     record: dict[str, list[Row]] = (

@@ -385,7 +385,7 @@ def test_an_estimate_is_marked_and_never_a_proof() -> None:
     assert float(found.samples.max()) < 0.2
     assert found.decided(0.2) == "open"
     assert "proves nothing" in found.estimate
-    assert "24 updates of 2 out of 4000 public samples" in found.estimate
+    assert "24 updates of 2 out of 4000 public samples each" in found.estimate
     assert "estimate" in repr(found)
     assert "estimate" in found._repr_html_()
     assert found.to_dict()["estimate"] == found.estimate
@@ -540,7 +540,7 @@ def test_a_sample_below_beside_one_above_is_drawn_until_it_is_below_together() -
     found = prove(case, unsum.Noise(1.0), effort=effort, client=client)
     assert float(found.lower[-1]) >= 0.2
     assert float(found.samples[:-1].max()) < 0.2
-    assert [len(row) for row in found.distances.found][0] > 28  # type: ignore[union-attr]
+    assert len(found.distances.found[0]) > 28  # type: ignore[union-attr]
 
 
 def test_time_that_is_over_leaves_an_honest_limit() -> None:

@@ -128,3 +128,18 @@ def test_several_updates_add_up() -> None:
     two = (one + one).known(laplace(2.0))
     assert 1 - two == pytest.approx((1 - one.known(laplace(2.0))) ** 2)
     assert (one + Separation(0.0, bare=True)).bare
+
+
+def test_a_step_of_less_than_a_deviation_proves_no_low_ceiling() -> None:
+    """A step of a deviations grants 1 − a² of the variance; its limit is no lower up to a ceiling of 68 %."""
+    strength = np.linspace(0.005, 1.5, 60)
+    whole = known_in_gaussian(strength)
+    assert whole[-1] == pytest.approx(0.68, abs=0.005)
+    for a in (0.25, 0.5, 0.75, 0.9, 0.99):
+        smaller = 1 - a**2 * (1 - known_in_gaussian(a**2 * strength))
+        assert (smaller > whole).all()
+        assert smaller.min() > 1 - a**2
+    beyond = np.array([4.544])  # known to 95 %: the best smaller step leaves 89 %
+    best = min(float(1 - a**2 * (1 - known_in_gaussian(a**2 * beyond))[0]) for a in np.linspace(0.05, 1, 96))
+    assert float(known_in_gaussian(beyond)[0]) == pytest.approx(0.95, abs=1e-3)
+    assert best == pytest.approx(0.894, abs=1e-3)

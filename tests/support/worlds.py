@@ -1,8 +1,8 @@
 """All worlds of a small client, played one by one, and the best attacker there can be on them.
 
-A world leaves every coin as it is or moves it: entries of the samples by twice their size, and labels. From all noise-free updates follows what the best possible
-attacker knows, the posterior mean over all worlds, and beside it what the two-worlds bound allows: for every coin the distance of
-the two worlds that differ in it alone, averaged over all settings of the other coins.
+A world leaves every coin as it is or moves it: entries of the samples by twice their deviation, and labels. From all noise-free
+updates follows what the best possible attacker knows, the posterior mean over all worlds, and beside it what the two-worlds bound
+allows: for every coin the distance of the two worlds that differ in it alone, averaged over all settings of the other coins.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def against(level: float) -> Decided:
 
 
 def above(level: float) -> Decided:
-    """Whether the ceiling is known to be at the level or above, which settles it for all samples."""
+    """Whether the ceiling is known to be at the level or above: one sample settles it for all."""
     return lambda limits: limits.lower >= level
 
 

@@ -33,8 +33,9 @@ _FLAT = 1e-5  # [1] of the largest variance: a direction with less is rounding
 
 @dataclass(frozen=True)
 class Cloud:
-    """Updates of public clients less their mean, (n, P), and the directions in which they vary:
-    `basis` (n, r) makes unit vectors out of them, `variances` (r,) are those of one client's update.
+    """Updates of public clients less their mean, (n, P), and the directions in which they vary.
+
+    `basis` (n, r) makes unit vectors out of them, `variances` (r,) are of one client's update.
     """
 
     sizes: Mapping[str, int]

@@ -38,8 +38,8 @@ from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 
-PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 9 to 11 %
-MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 3 %
+PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 8 or 9 %
+MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 2 or 3 %
 _TOLERANCE = 0.01  # of the range from 0 to 1, by which pixels may leave it
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
 
@@ -260,17 +260,19 @@ class Prover:
             return False
         if self.observer.clients < 2 or self.case.text:
             raise UnsumError(
-                "Other clients hide something in a sum alone, of photos, tables or arrays; name the "
-                "observer with at least two clients: aggregate:10."
+                "Other clients hide something in a sum alone, of photos, tables or arrays; name "
+                "the observer with at least two clients: aggregate:10."
             )
         return not by_size
 
     def _estimate(self) -> str:
         assert self.others is not None
+        pool, each = len(self.others.inputs), len(self.case.inputs)
         return (
-            f"An estimate that proves nothing: the samples of the other {self.observer.clients - 1} "
-            f"clients are taken to be unknown, and their sum to be Gaussian, as {UPDATES} updates "
-            f"of {len(self.case.inputs)} out of {len(self.others.inputs)} public samples are."
+            "An estimate that proves nothing: the samples of the other "
+            f"{self.observer.clients - 1} clients are taken to be unknown, and their sum to be "
+            f"Gaussian, with the covariance of {UPDATES} updates of {each} out of {pool} public "
+            "samples each."
         )
 
     def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:

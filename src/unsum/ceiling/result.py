@@ -24,7 +24,10 @@ ASSUMED = (
     "everything else, and leakage is what the update adds to that."
 )
 BARE = "No noise is added to the update, so that nothing random hides the samples."
-BARE_SUM = "No client adds noise, and updates of public data cannot show what other clients' sum alone hides."
+BARE_SUM = (
+    "No client adds noise, and updates of public data cannot show what the sum of other clients' "
+    "updates hides by itself."
+)
 UNNOISED = (
     "A part of what is sent carries no noise (BatchNorm's statistics), "
     "and it depends on the sample."

@@ -57,8 +57,9 @@ class Secret(Protocol):
 class PhotoComponents:
     """One component of sample `i`, as it is or two deviations further: x and x ± 2 a h_k e_k.
 
-    Of two values 2 a h_k apart, both as likely, the deviation is a h_k. Components are drawn in proportion to their variance h_k², low frequencies in the first stratum.
-    `amplitude` is a; `scale` turns pixels from 0 to 1 into the client's own unit.
+    Of two values 2 a h_k apart, both as likely, the deviation is a h_k. Components are drawn in
+    proportion to their variance h_k², low frequencies in the first stratum. `amplitude` is a;
+    `scale` turns pixels from 0 to 1 into the client's own unit.
     """
 
     world: World
