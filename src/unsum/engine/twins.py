@@ -101,7 +101,7 @@ def amplification(
 
 def drawn(inputs: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Random changes of inputs (B, …), each as long as a `share` of its input."""
-    u = torch.randn(inputs.shape, generator=generator).to(inputs).flatten(1)
+    u = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs).flatten(1)
     lengths = share * inputs.flatten(1).norm(dim=1, keepdim=True)
     return (u / u.norm(dim=1, keepdim=True) * lengths).view_as(inputs)
 
