@@ -20,7 +20,7 @@ from support import maps
 from support.dense import batch, network
 from support.vision_transformers import photos, torchvision_vit
 from unsum.certify.claim import Claim
-from unsum.engine.twins import Passed
+from unsum.engine.twins import Passed, Sent
 from unsum.knowledge import Knowledge
 from unsum.spans import judge as dense
 from unsum.spans import method, unrolled
@@ -28,7 +28,7 @@ from unsum.spans.judge import Answer, UnrolledAnswer
 from unsum.spans.maps import judge as convolutional
 from unsum.spans.maps import method as maps_method
 from unsum.spans.maps.judge import MapAnswer, at_least
-from unsum.spans.maps.twins import SentMaps, doubt_samples
+from unsum.spans.maps.twins import doubt_samples
 from unsum.spans.tokens import method as tokens_method
 from unsum.spans.tokens.judge import PictureAnswer
 from unsum.spans.tokens.judge import judge as judge_pictures
@@ -272,8 +272,8 @@ def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], fain
         for name, patches, delta in zip("ab", read, (2.0, 4.0), strict=True)
     }
     assert [float(one.size) for one in passed.values()] == [10, 4]
-    rests = {name: torch.tensor([[value, 0.0]]) for name, value in zip("ab", left, strict=True)}
-    sent = SentMaps(torch.ones(1, 1, 1, 1), passed, rests, lambda _maps: passed)
+    rests = dict(zip("ab", left, strict=True))
+    sent = Sent(torch.ones(1, 1, 1, 1), passed, rests, lambda _: passed)
     doubts = doubt_samples(sent, torch.ones(1), Knowledge(batch_size=1), 0)
     assert doubts == (["Sample 0 sends little more to some layer than is left unexplained there."] if faint else [])
 

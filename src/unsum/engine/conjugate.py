@@ -49,8 +49,8 @@ def conjugate_gradients(
         image = matvec(p)
         return image, by_rows(p, image)
 
-    steps = _Steps(operator, precondition, right, by_rows)
-    return steps.run(tolerance, iterations, out_of_patience, record=True)
+    limits = tolerance, iterations, out_of_patience
+    return _solve(operator, precondition, right, by_rows, *limits, record=True)
 
 
 def least_squares(
@@ -75,53 +75,48 @@ def least_squares(
         Jp, damped = push(p), ridge(p)
         return pull(Jp) + damped, dots(Jp, Jp) + dots(p, damped)
 
-    return _Steps(operator, precondition, right, dots).run(tolerance, iterations, over)
+    return _solve(operator, precondition, right, dots, tolerance, iterations, over)
 
 
-class _Steps:
-    """The state of an iteration, which `advance` changes in place, so that it can be recorded."""
+def _solve(
+    operator: Callable[[Tensor], tuple[Tensor, Tensor]],
+    precondition: Product,
+    right: Tensor,
+    dots: Dots,
+    tolerance: float | Tensor,
+    iterations: int,
+    over: Callable[[], bool],
+    *,
+    record: bool = False,
+) -> tuple[Tensor, bool]:
+    """`operator` gives the image of a direction and its curvature. All changes are in place, so
+    that an iteration can be recorded."""
+    x, left = torch.zeros_like(right), right.clone()
+    direction = precondition(left).clone()
+    size = dots(left, direction).clone()
+    goal = tolerance**2 * size
 
-    def __init__(
-        self,
-        operator: Callable[[Tensor], tuple[Tensor, Tensor]],
-        precondition: Product,
-        right: Tensor,
-        dots: Dots,
-    ) -> None:
-        self.operator, self.precondition, self.dots = operator, precondition, dots
-        self.x, self.left = torch.zeros_like(right), right.clone()
-        self.direction = precondition(self.left).clone()
-        self.size = dots(self.left, self.direction).clone()
+    def advance() -> None:
+        image, curvature = operator(direction)
+        step = _ratio(size, curvature)
+        x.add_(step * direction)
+        left.sub_(step * image)
+        z = precondition(left)
+        new_size = dots(left, z)
+        direction.mul_(_ratio(new_size, size)).add_(z)
+        size.copy_(new_size)
 
-    def run(
-        self,
-        tolerance: float | Tensor,
-        iterations: int,
-        over: Callable[[], bool],
-        *,
-        record: bool = False,
-    ) -> tuple[Tensor, bool]:
-        goal, advance, stride = tolerance**2 * self.size, self.advance, 1
-        if record and self.x.is_cuda:
-            advance, stride = recorded(advance, self.x.device, often=True)[0], _STRIDE
-        for _ in range(0, iterations, stride):
-            if bool((self.size <= goal).all()) or over():
-                break
-            for _ in range(stride):
-                advance()
-        return self.x, bool((self.size <= goal).all())
-
-    def advance(self) -> None:
-        image, curvature = self.operator(self.direction)
-        step = _ratio(self.size, curvature)
-        self.x.add_(step * self.direction)
-        self.left.sub_(step * image)
-        z = self.precondition(self.left)
-        size = self.dots(self.left, z)
-        self.direction.mul_(_ratio(size, self.size)).add_(z)
-        self.size.copy_(size)
+    recording = record and right.is_cuda
+    run = recorded(advance, right.device, often=True)[0] if recording else advance
+    stride = _STRIDE if recording else 1
+    for _ in range(0, iterations, stride):
+        if bool((size <= goal).all()) or over():
+            break
+        for _ in range(stride):
+            run()
+    return x, bool((size <= goal).all())
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b where b is positive; zero where a direction has vanished."""
-    return torch.where(b > 0, a / b, 0)
+    """a / b where b is positive; zero where a direction has vanished, and NaN where either is."""
+    return (a / b).masked_fill_(b <= 0, 0.0)

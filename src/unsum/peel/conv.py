@@ -88,14 +88,9 @@ class ConvSystem:
 
     def solve(self, right: Tensor) -> tuple[Tensor, float]:
         """x (B, in, h, w), and the relative residual."""
-        x, _ = least_squares(
-            self.apply,
-            self.transpose,
-            self.transpose(right),
-            _TOLERANCE,
-            _ITERATIONS,
-            over=partial(out_of_time, "further steps of peeling"),
-        )
+        over = partial(out_of_time, "further steps of peeling")
+        normal, limits = self.transpose(right), (_TOLERANCE, _ITERATIONS)
+        x, _ = least_squares(self.apply, self.transpose, normal, *limits, over=over)
         residual = float((self.apply(x) - right).norm() / right.norm().clamp_min(1e-300))
         return x.view(self.shape), residual
 

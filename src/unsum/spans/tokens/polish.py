@@ -68,7 +68,7 @@ def polished(
     D = delta.flatten(0, 1) / (units[layer] if layer in units else max(units.values()))
     factor = torch.linalg.cholesky(D @ D.T + prior.flatten().diag())
 
-    def conditioned(v: Tensor) -> Tensor:
+    def divided(v: Tensor) -> Tensor:
         return torch.cholesky_solve(v.flatten(0, 1), factor).view_as(v)
 
     start = time.monotonic()
@@ -77,16 +77,6 @@ def polished(
         return time.monotonic() > start + _PATIENCE or out_of_time("the last digits of pictures")
 
     rest = joined({name: player.gradients[name].double() - g for name, g in here.items()})
-    return (
-        X
-        + least_squares(
-            pushed,
-            pulled,
-            pulled(rest),
-            _TOLERANCE,
-            _STEPS,
-            ridge=lambda v: prior * v,
-            precondition=conditioned,
-            over=late,
-        )[0]
-    )
+    right = pulled(rest)
+    step, _ = least_squares(pushed, pulled, right, _TOLERANCE, _STEPS, ridge=prior.mul, precondition=divided, over=late)
+    return X + step
