@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unsum.engine.twins import Passed, Sent, amplification, drawn, largest, outside
+from unsum.engine.twins import Passed, SentLayers, amplification, drawn, largest, outside
 
 
 def one_place(read: Tensor, delta: Tensor) -> Passed:
@@ -61,7 +61,7 @@ def test_the_best_layer_and_the_worst_direction_count() -> None:
         return {name: one_place(read, sent if size else zero) for name, (read, size) in layers}
 
     at = {name: one_place(axis, axis) for name in "ab"}
-    sent = Sent(torch.ones(1, 2), at, {"a": 1.0, "b": 2.0}, play)
+    sent = SentLayers(torch.ones(1, 2), at, {"a": 1.0, "b": 2.0}, play)
     found = sent.twins(0.01, 3, seed=0)
     assert found.tolist() == pytest.approx([7.0])  # of 30, 12.5 and 7
     assert next(shown, None) is None
@@ -74,7 +74,7 @@ def test_samples_of_a_linear_model_have_no_twin_that_shows() -> None:
     def play(x: Tensor) -> dict[str, Passed]:
         return {"": one_place(x, delta)}
 
-    sent = Sent(X, play(X), {"": 1e-9}, play)
+    sent = SentLayers(X, play(X), {"": 1e-9}, play)
     assert sent.twins(0.01, 4, seed=0).tolist() == [0, 0]
 
 
@@ -84,7 +84,7 @@ def test_the_layer_that_shows_a_sample_least_counts() -> None:
         "a": one_place(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), torch.tensor([[2.0], [1.0]])),
         "b": one_place(torch.eye(2), torch.tensor([[3.0], [0.5]])),
     }
-    sent = Sent(torch.eye(2), at, {"a": 0.1, "b": 0.5}, lambda _: at)
+    sent = SentLayers(torch.eye(2), at, {"a": 0.1, "b": 0.5}, lambda _: at)
     assert sent.contributions().tolist() == pytest.approx([6.0, 1.0])
 
 

@@ -61,7 +61,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentLayers:
     """Inputs (B, …) with what layers read and were sent, and the largest singular value of what is
     `left` of each one's gradient. `play` gives the former for other inputs."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from unsum.certify.claim import FALSE_ERROR, grant_each
 from unsum.engine.replay import rounding
-from unsum.engine.twins import FAR, Passed, Sent
+from unsum.engine.twins import FAR, Passed, SentLayers
 from unsum.errors import UnsumError
 from unsum.gradients import same_buffers
 from unsum.head import collect_features, find_head
@@ -107,7 +107,7 @@ class _Model:
             return {"": self._passed(moved, self._moved(moved.to(self.x)))}
 
         x = self.x.double()
-        sent = Sent(x, {"": self._passed(x, self.delta)}, {"": left}, play)
+        sent = SentLayers(x, {"": self._passed(x, self.delta)}, {"": left}, play)
         return bool((sent.twins(FALSE_ERROR, DRAWS, seed) > FAR).all())
 
     def _passed(self, x: Tensor, delta: Tensor) -> Passed:

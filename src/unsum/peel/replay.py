@@ -18,7 +18,7 @@ from torch.nn.grad import conv2d_weight
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.engine.replay import Replay, tolerance
-from unsum.engine.twins import Passed, Sent
+from unsum.engine.twins import Passed, SentLayers
 from unsum.equation.levenberg import SMALL as _UNKNOWNS
 from unsum.equation.levenberg import Dense
 from unsum.head import orthonormal_rows
@@ -81,7 +81,7 @@ class Replayed:
         coarse = torch.promote_types(self.batch.steps[0].W.dtype, torch.float32)
         at, X = self._dense(self.at), self.batch.X.to(coarse)
         left = {name: self.left[int(name)] for name in at}
-        sent = Sent(X, at, left, lambda X: self._dense(_played(self.batch, X)))
+        sent = SentLayers(X, at, left, lambda X: self._dense(_played(self.batch, X)))
         return sent.twins(FALSE_ERROR, DRAWS, seed + 4)
 
     def _dense(self, at: Pass) -> dict[str, Passed]:

@@ -15,7 +15,7 @@ from unsum.certify.counted import count, each_is_one
 from unsum.certify.doubts.replay import doubt_unexplained
 from unsum.certify.question import name_some
 from unsum.engine.replay import Replay, tolerance
-from unsum.engine.twins import FAR, Passed, Sent, drawn, largest, outside
+from unsum.engine.twins import FAR, Passed, SentLayers, drawn, largest, outside
 from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
 from unsum.knowledge import Knowledge
@@ -51,7 +51,7 @@ class BottleneckAnswer:
     above: Above
     replay: Replay
     missing: int
-    sent: Sent
+    sent: SentLayers
     W: Tensor  # of the head
     head_left: Tensor  # of its gradient
 
@@ -88,7 +88,7 @@ def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Ten
     limit = tolerance(head.grad_W.dtype)
     replay = Replay.within(received, left, shared_sizes(received), limit)
     rest = {name: largest(left[f"{name}.weight"].flatten(1)) for name in passed}
-    sent = Sent(maps.float(), passed, rest, lambda moved: sums.play(moved, out)[1])
+    sent = SentLayers(maps.float(), passed, rest, lambda moved: sums.play(moved, out)[1])
     return BottleneckAnswer(
         maps,
         found.hits,

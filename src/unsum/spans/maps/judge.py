@@ -15,7 +15,7 @@ from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_unexplained
 from unsum.deadline import out_of_time
-from unsum.engine.twins import Passed, Sent, amplification, largest
+from unsum.engine.twins import Passed, SentLayers, amplification, largest
 from unsum.knowledge import Knowledge
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
@@ -83,7 +83,7 @@ def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
     return errors * amplification(lambda x: tail.forward(x)[0], maps.float(), _DRAWS, generator)
 
 
-def _sent(answer: MapAnswer) -> Sent:
+def _sent(answer: MapAnswer) -> SentLayers:
     reading, coarse = answer.reading, answer.tail.coarse()
 
     def passed(played: PlayedTail) -> dict[str, Passed]:
@@ -98,4 +98,4 @@ def _sent(answer: MapAnswer) -> Sent:
 
     rests = ((name, answer.played.left[f"{name}.weight"]) for name in answer.tail.convs)
     left = {name: largest(rest.flatten(1)) for name, rest in rests}
-    return Sent(answer.maps.float(), passed(answer.played), left, play)
+    return SentLayers(answer.maps.float(), passed(answer.played), left, play)

@@ -7,14 +7,19 @@ from torch import Tensor
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.replay import doubt_drowned, doubt_several
 from unsum.deadline import out_of_time
-from unsum.engine.twins import FAR, Sent
+from unsum.engine.twins import FAR, SentLayers
 from unsum.knowledge import Knowledge
 
 UNJUDGED = "a closer look at what may be claimed"
 _DRAWS = 4  # [directions] in which two samples are set apart. Chosen by: arbitrary budget.
 
 
-def doubt_samples(sent: Sent, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
+def doubt_samples(
+    sent: SentLayers,
+    copies: Tensor | None,
+    knowledge: Knowledge,
+    seed: int,
+) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one."""
     if out_of_time(UNJUDGED):
         return ["Time was over before it was known whether a sample may be several that look like one."]
