@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from unsum.certify.claim import Evidence, grant
-from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
+from unsum.certify.doubts.replay import (
+    doubt_drowned,
+    doubt_exchanged,
+    doubt_invisible,
+    doubt_missing,
+    doubt_rest,
+    doubt_several,
+    doubt_unexplained,
+)
 from unsum.engine.replay import Replay
+from unsum.knowledge import Knowledge
 
 
 def replay(*, left: float = 1e-7, part: float = 1.0) -> Replay:
@@ -71,3 +80,34 @@ def test_labels_of_samples_that_are_alike_may_be_exchanged() -> None:
 def test_an_error_that_nothing_bounds_is_infinite() -> None:
     errors = torch.tensor([1e-6, math.inf], dtype=torch.float64)
     assert math.isinf(grant(Evidence(errors, explained=True, confirmations=1)).predicted_error)
+
+
+def test_samples_ten_residuals_high_are_no_residual() -> None:
+    assert doubt_drowned(torch.tensor([10.1, 50.0])) == []
+    assert doubt_drowned(torch.tensor([10.1, 9.9, math.nan])) == [
+        "Sample 1, 2 sends little more to some layer than is left unexplained there."
+    ]
+
+
+def test_samples_that_may_be_several_are_named_unless_the_number_is_known() -> None:
+    """Three samples of one copy each, where three were said to be there, are three."""
+    hidden, ones = torch.tensor([False, True, False]), torch.ones(3)
+    (doubt,) = doubt_several(hidden, Knowledge(), ones)
+    assert doubt == (
+        "Sample 1 may be several whose inputs differ by a few percent: these would look like one "
+        "here; say the batch size if it is known."
+    )
+    assert doubt_several(~hidden & hidden, Knowledge(), ones) == []
+    assert doubt_several(hidden, Knowledge(batch_size=3), ones) == []
+    two = torch.tensor([1.0, 2.0, 1.0])
+    (doubt,) = doubt_several(hidden, Knowledge(batch_size=4), two, "that differ", "Picture")
+    assert doubt == "Picture 1 may be several that differ: these would look like one here."
+
+
+def test_what_is_left_is_given_as_a_share_of_the_worst_tensor() -> None:
+    assert doubt_unexplained(replay(), "maps") == []
+    rough = replay()
+    rough.left[1] = 0.02
+    assert doubt_unexplained(rough, "maps") == [
+        "Sent through the layers again, the maps leave 2e-01 of the gradient of '1' unexplained."
+    ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unsum.engine.twins import Passed, amplification, drawn, largest, outside, twins
+from unsum.engine.twins import Passed, SentLayers, amplification, drawn, largest, outside
 
 
 def one_place(read: Tensor, delta: Tensor) -> Passed:
@@ -61,8 +61,8 @@ def test_the_best_layer_and_the_worst_direction_count() -> None:
         return {name: one_place(read, sent if size else zero) for name, (read, size) in layers}
 
     at = {name: one_place(axis, axis) for name in "ab"}
-    generator = torch.Generator().manual_seed(0)
-    found = twins(play, torch.ones(1, 2), at, {"a": 1.0, "b": 2.0}, 0.01, 3, generator)
+    sent = SentLayers(torch.ones(1, 2), at, {"a": 1.0, "b": 2.0}, play)
+    found = sent.twins(0.01, 3, seed=0)
     assert found.tolist() == pytest.approx([7.0])  # of 30, 12.5 and 7
     assert next(shown, None) is None
 
@@ -74,8 +74,18 @@ def test_samples_of_a_linear_model_have_no_twin_that_shows() -> None:
     def play(x: Tensor) -> dict[str, Passed]:
         return {"": one_place(x, delta)}
 
-    generator = torch.Generator().manual_seed(0)
-    assert twins(play, X, play(X), {"": 1e-9}, 0.01, 4, generator).tolist() == [0, 0]
+    sent = SentLayers(X, play(X), {"": 1e-9}, play)
+    assert sent.twins(0.01, 4, seed=0).tolist() == [0, 0]
+
+
+def test_the_layer_that_shows_a_sample_least_counts() -> None:
+    """5 · 2 and 10 · 1 over 0.1 in one layer, 3 and ½ over 0.5 in the other."""
+    at = {
+        "a": one_place(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), torch.tensor([[2.0], [1.0]])),
+        "b": one_place(torch.eye(2), torch.tensor([[3.0], [0.5]])),
+    }
+    sent = SentLayers(torch.eye(2), at, {"a": 0.1, "b": 0.5}, lambda _: at)
+    assert sent.contributions().tolist() == pytest.approx([6.0, 1.0])
 
 
 def test_changes_have_the_length_that_was_asked_for() -> None:

@@ -12,7 +12,7 @@ from unsum.data import embedded_batch
 from unsum.network.activations import TANH
 from unsum.network.chain import Step
 from unsum.peel import peel
-from unsum.peel.conv import ConvSystem, least_squares, rehearse
+from unsum.peel.conv import ConvSystem, rehearse
 
 
 def leaky() -> nn.Module:
@@ -83,14 +83,6 @@ def test_the_rehearsal_counts_what_nothing_determines() -> None:
     assert abs(rehearse(system, 1e-9, 0).deficiency - lost) < 0.25 * lost
     wide, _ = small_system(12, 2)
     assert rehearse(wide, 1e-9, 0).deficiency == 0
-
-
-def test_conjugate_gradients_agree_with_a_direct_solution() -> None:
-    torch.manual_seed(0)
-    matrix, right = torch.randn(30, 12, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
-    x, converged = least_squares(lambda x: matrix @ x, lambda r: matrix.T @ r, right)
-    assert converged
-    torch.testing.assert_close(x, torch.linalg.lstsq(matrix, right[:, None]).solution[:, 0])
 
 
 @pytest.mark.long

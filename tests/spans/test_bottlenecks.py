@@ -160,3 +160,16 @@ def test_without_its_first_convolution_s_gradient() -> None:
     assert list(leak.inner) == ["1.conv2"]
     assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 2e-4
     assert leak.exact, leak.notes
+
+
+def test_what_pooling_sent_back_is_solved_for_by_weights() -> None:
+    """Each sample's G is the least-squares solution with its own weights, zeros among them."""
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(4, 9, generator=generator, dtype=torch.float64)
+    g = torch.randn(3, 9, generator=generator, dtype=torch.float64)
+    weight = torch.rand(3, 9, generator=generator, dtype=torch.float64)
+    weight[0, :4] = 0
+    found = pooled._least(W, g, weight)
+    for row, target, weights in zip(found, g, weight.sqrt(), strict=True):
+        exact = torch.linalg.lstsq((W * weights).T, (target * weights)[:, None]).solution[:, 0]
+        torch.testing.assert_close(row, exact)

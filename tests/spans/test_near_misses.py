@@ -20,7 +20,7 @@ from support import maps
 from support.dense import batch, network
 from support.vision_transformers import photos, torchvision_vit
 from unsum.certify.claim import Claim
-from unsum.engine.twins import Passed
+from unsum.engine.twins import Passed, SentLayers
 from unsum.knowledge import Knowledge
 from unsum.spans import judge as dense
 from unsum.spans import method, unrolled
@@ -28,7 +28,7 @@ from unsum.spans.judge import Answer, UnrolledAnswer
 from unsum.spans.maps import judge as convolutional
 from unsum.spans.maps import method as maps_method
 from unsum.spans.maps.judge import MapAnswer, at_least
-from unsum.spans.maps.twins import SentMaps, doubt_samples
+from unsum.spans.maps.twins import doubt_samples
 from unsum.spans.tokens import method as tokens_method
 from unsum.spans.tokens.judge import PictureAnswer
 from unsum.spans.tokens.judge import judge as judge_pictures
@@ -246,7 +246,11 @@ def map_hits(times: int) -> Change:
     [
         (map_hits(2), map_hits(1), NO_SECOND),
         (read(misfit=0.9e-3), read(misfit=1.1e-3), "No loss that is known here explains"),
-        (unexplained(0.99 * LIMIT), unexplained(1.01 * LIMIT), "Sent through the layers again, the maps leave 1e-05"),
+        (
+            unexplained(0.99 * LIMIT),
+            unexplained(1.01 * LIMIT),
+            "Sent through the layers again, the maps leave 1e-05",
+        ),
         (lambda answer: answer, lambda answer: replace(answer, lengths_open=True), "lengths of samples are open"),
         (lambda answer: answer, lambda answer: replace(answer, missing=1), "1 more samples may be in the gradient"),
     ],
@@ -272,8 +276,8 @@ def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], fain
         for name, patches, delta in zip("ab", read, (2.0, 4.0), strict=True)
     }
     assert [float(one.size) for one in passed.values()] == [10, 4]
-    rests = {name: torch.tensor([[value, 0.0]]) for name, value in zip("ab", left, strict=True)}
-    sent = SentMaps(torch.ones(1, 1, 1, 1), passed, rests, lambda _maps: passed)
+    rests = dict(zip("ab", left, strict=True))
+    sent = SentLayers(torch.ones(1, 1, 1, 1), passed, rests, lambda _: passed)
     doubts = doubt_samples(sent, torch.ones(1), Knowledge(batch_size=1), 0)
     assert doubts == (["Sample 0 sends little more to some layer than is left unexplained there."] if faint else [])
 

@@ -24,8 +24,6 @@ FAR = 10.0
 _MOVED = 1e-3  # [of an input's norm] change that is sent. Chosen by: small, for a derivative.
 _POWERS = 8  # [steps] of power iteration. Chosen by: arbitrary budget.
 
-Play = Callable[[Tensor], Mapping[str, "Passed"]]
-
 
 @dataclass(frozen=True)
 class Passed:
@@ -62,28 +60,34 @@ class Passed:
         return Passed(*map(outside, halves, spans)).size
 
 
-def twins(
-    play: Play,
-    inputs: Tensor,
-    at: Mapping[str, Passed],
-    left: Mapping[str, float],
-    share: float,
-    draws: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """(B,) how far two samples, `share` of an input from their mean, stand above the residual.
+@dataclass(frozen=True)
+class SentLayers:
+    """Inputs (B, …) with what layers read and were sent, and the largest singular value of what is
+    `left` of each one's gradient. `play` gives the former for other inputs."""
 
-    `play` gives what layers read and are sent for other inputs, `at` for those of the answer.
-    The layer counts that shows the two best, for the one of several `draws` that shows them least.
-    """
-    spans = {name: at[name].spans(inputs.dtype) for name in left}
-    shown = []
-    for _ in range(draws):
-        d = drawn(inputs, share, generator)
-        plus, minus = play(inputs + d), play(inputs - d)
-        each = [plus[name].beyond(minus[name], spans[name]) / left[name] for name in left]
-        shown.append(torch.stack(each).amax(0))
-    return torch.stack(shown).amin(0)
+    inputs: Tensor  # in a precision that a difference of a hundredth needs
+    at: Mapping[str, Passed]
+    left: Mapping[str, float]
+    play: Callable[[Tensor], Mapping[str, Passed]]
+
+    def contributions(self) -> Tensor:
+        """(B,) what a sample sends, in residuals of the layer that shows it least."""
+        return torch.stack([self.at[name].size / left for name, left in self.left.items()]).amin(0)
+
+    def twins(self, share: float, draws: int, seed: int) -> Tensor:
+        """(B,) how far two samples, `share` of an input from their mean, stand above the residual.
+
+        The layer counts that shows the two best, in the one of `draws` directions that shows them
+        least.
+        """
+        generator, shown = torch.Generator().manual_seed(seed), []
+        spans = {name: self.at[name].spans(self.inputs.dtype) for name in self.left}
+        for _ in range(draws):
+            d = drawn(self.inputs, share, generator)
+            plus, minus = self.play(self.inputs + d), self.play(self.inputs - d)
+            beyond = {name: plus[name].beyond(minus[name], spans[name]) for name in spans}
+            shown.append(torch.stack([beyond[name] / self.left[name] for name in spans]).amax(0))
+        return torch.stack(shown).amin(0)
 
 
 def amplification(
@@ -101,7 +105,7 @@ def amplification(
 
 def drawn(inputs: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Random changes of inputs (B, …), each as long as a `share` of its input."""
-    u = torch.randn(inputs.shape, generator=generator).to(inputs).flatten(1)
+    u = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs).flatten(1)
     lengths = share * inputs.flatten(1).norm(dim=1, keepdim=True)
     return (u / u.norm(dim=1, keepdim=True) * lengths).view_as(inputs)
 

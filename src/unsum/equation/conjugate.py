@@ -1,19 +1,14 @@
-"""Preconditioned conjugate gradients for the damped normal equations, without ever forming their matrix."""
+"""The damped normal equations, solved by conjugate gradients without forming their matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from unsum.cuda_graph import recorded
-from unsum.deadline import out_of_time
-
-_STRIDE = 8  # iterations between two looks at the residual on a GPU, where each look waits for the device
-_TINY = 1e-300  # keeps a vanished direction from dividing by zero in float64
+from unsum.engine.conjugate import conjugate_gradients
 
 
 class Linear(Protocol):
@@ -68,41 +63,3 @@ def _ridge_inverse(matrix: Tensor, ridge: float) -> Tensor:
             return scale[:, None] * torch.cholesky_inverse(factor) * scale
         ridge = 10 * max(ridge, 1e-13)
     return torch.diag(scale.square())
-
-
-def conjugate_gradients(
-    matvec: Callable[[Tensor], Tensor],
-    precondition: Callable[[Tensor], Tensor],
-    right: Tensor,
-    tolerance: float,
-    iterations: int,
-) -> tuple[Tensor, bool]:
-    """Solve matvec(x) = right for a symmetric positive definite operator: one right side, or each of the rows of several."""
-    x, left = torch.zeros_like(right), right.clone()
-    direction = precondition(left).clone()
-    size = _products(left, direction)
-    goal = tolerance**2 * size
-
-    def advance() -> None:
-        image = matvec(direction)
-        step = size / _products(direction, image).clamp_min(_TINY)
-        x.add_(step * direction)
-        left.sub_(step * image)
-        z = precondition(left)
-        new_size = _products(left, z)
-        direction.mul_(new_size / size.clamp_min(_TINY)).add_(z)
-        size.copy_(new_size)
-
-    run, stride = recorded(advance, right.device, often=True)[0], _STRIDE if right.is_cuda else 1
-    for _ in range(0, iterations, stride):
-        if bool((size <= goal).all()):
-            return x, True
-        if out_of_time("further steps of the solver"):
-            break
-        for _ in range(stride):
-            run()
-    return x, bool((size <= goal).all())
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, keepdim=True)

@@ -1,11 +1,13 @@
-"""Activations that can be undone: from what comes out of one back to what went in, and its slope there.
+"""Activations that can be undone: from their output back to their input, and the slope there.
 
-Let y = a(z). To peel further, the slope a′(z) is needed, and for convolutions z itself. Three families:
+Let y = a(z). A method that goes on below needs the slope a′(z), and for convolutions z itself.
+There are three families:
 
 - one-to-one (LeakyReLU, ELU, Tanh, Sigmoid, none at all): z = a⁻¹(y), one slope per entry;
 - ReLU: z = y where y > 0, slope 1; elsewhere only z ≤ 0 is known, slope 0;
-- folded (GELU, SiLU): they fall to a minimum at z₀ < 0 and rise after it, so that every y < 0 has two z, and two slopes.
-  Which of the two holds is decided by the layer below (`peel.dense.resolve_slopes`).
+- folded (GELU, SiLU): they fall to a minimum at z₀ < 0 and rise after it, so that every y < 0 has
+  two z, and two slopes. The layer below decides which of the two holds
+  (`peel.dense.resolve_slopes`).
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from torch import Tensor, nn
 from unsum.network.layers import departure
 
 Family = Literal["one-to-one", "relu", "folded"]
-_BISECTIONS = 60  # halve an interval of width 60 down to float64's precision
-_FAR = 40.0  # beyond which GELU and SiLU are the identity or zero
+# [halvings] of an interval of width 60. Chosen by: float64's precision.
+_BISECTIONS = 60
+# [of z] beyond which GELU and SiLU are the identity or zero.
+# Chosen by: e⁻⁴⁰ is below float64's precision.
+_FAR = 40.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class Activation:
     function: Callable[[Tensor], Tensor]
     family: Family
     inverse: Callable[[Tensor], Tensor] | None = None
-    derivative: Callable[[Tensor], Tensor] | None = None  # where it is simple: differentiating takes ten times as long
+    # Where it is simple: automatic differentiation takes ten times as long.
+    derivative: Callable[[Tensor], Tensor] | None = None
 
     def slope(self, z: Tensor) -> Tensor:
         """a′(z), and differentiable itself."""
@@ -41,14 +47,16 @@ class Activation:
         return torch.func.grad(lambda t: self.function(t).sum())(z)
 
     def branches(self, y: Tensor) -> list[Tensor]:
-        """The pre-activations that give y: one tensor, or two where the activation is folded (equal for y ≥ 0).
+        """The pre-activations that give y: one tensor, or two where the activation is folded.
 
-        For ReLU the entries with y ≤ 0 come out as y itself, which is right about nothing but the sign.
+        The two are equal for y ≥ 0. For ReLU the entries with y ≤ 0 are y itself, of which only
+        the sign is right.
         """
         if self.family != "folded":
             return [y if self.inverse is None else self.inverse(y)]
         zero = y.new_zeros(())
-        # The slope turns positive once between −3 and 0; y below the minimum (rounding) is taken for it.
+        # The slope turns positive once between −3 and 0. Rounding leaves some y below the minimum,
+        # which are taken for it.
         bottom = bisect(self.slope, zero, zero - 3, zero, rising=True)
         right = bisect(self.function, y, bottom, torch.maximum(y.abs() + 1, bottom + _FAR), rising=True)
         left = bisect(self.function, y, bottom - _FAR, bottom, rising=False)
@@ -69,7 +77,12 @@ def activation_of(module: nn.Module) -> Activation | None:
         return Activation("GELU", lambda z: nn.functional.gelu(z, approximate=approximate), "folded")
     if isinstance(module, nn.ELU) and module.alpha > 0:
         return elu(module.alpha)
-    plain: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID, nn.SiLU: SILU}
+    plain: dict[type[nn.Module], Activation] = {
+        nn.ReLU: RELU,
+        nn.Tanh: TANH,
+        nn.Sigmoid: SIGMOID,
+        nn.SiLU: SILU,
+    }
     return plain.get(type(module))
 
 
@@ -115,7 +128,7 @@ GELU = Activation(
 
 
 def bisect(function: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor, *, rising: bool) -> Tensor:
-    """The z between `low` and `high` at which a function that goes from below y to above it (`rising`), or back, is y."""
+    """The z between `low` and `high` where a function that rises (or falls) through y is y."""
     low, high = low.expand_as(y).clone(), high.expand_as(y).clone()
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

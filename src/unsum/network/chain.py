@@ -1,8 +1,9 @@
-"""The part of a model that can be peeled: a chain of layers from the logits downwards, found by its data flow.
+"""A chain of layers from the logits downwards, found by the model's data flow.
 
-A chain is a list of `Step`s in the order of the forward pass. Each is a layer with weights (Linear or Conv2d) with the
-activation that follows it; the last step is the head. Where the flow meets something that cannot be undone (pooling, a
-second path, batch statistics, dropout that is on), the chain begins above it, and `stop` says what it was.
+A chain is a list of `Step`s in the order of the forward pass. Each is a layer with weights (Linear
+or Conv2d) with the activation that follows it; the last step is the head. Where the flow meets
+something that cannot be undone (pooling, a second path, batch statistics, dropout that is on), the
+chain begins above it, and `stop` names it.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from unsum.update import Update
 
 Shape = tuple[int, ...]  # of one input, without the batch
 
-_RESHAPES: set[Any] = {torch.flatten, torch.reshape, "flatten", "view", "reshape", "contiguous", "float"}
+_RESHAPES: set[Any] = {
+    torch.flatten, torch.reshape, "flatten", "view", "reshape", "contiguous", "float"
+}  # fmt: skip
 # Calls and the modules that do the same, with the same arguments behind the first.
 _CALLS: dict[Any, type[nn.Module]] = {
-    torch.relu: nn.ReLU, functional.relu: nn.ReLU, "relu": nn.ReLU, "relu_": nn.ReLU, torch.sigmoid: nn.Sigmoid,
-    functional.sigmoid: nn.Sigmoid, "sigmoid": nn.Sigmoid, torch.tanh: nn.Tanh, functional.tanh: nn.Tanh, "tanh": nn.Tanh,
-    functional.silu: nn.SiLU, functional.leaky_relu: nn.LeakyReLU, functional.elu: nn.ELU, functional.gelu: nn.GELU,
+    torch.relu: nn.ReLU, functional.relu: nn.ReLU, "relu": nn.ReLU, "relu_": nn.ReLU,
+    torch.sigmoid: nn.Sigmoid, functional.sigmoid: nn.Sigmoid, "sigmoid": nn.Sigmoid,
+    torch.tanh: nn.Tanh, functional.tanh: nn.Tanh, "tanh": nn.Tanh, functional.silu: nn.SiLU,
+    functional.leaky_relu: nn.LeakyReLU, functional.elu: nn.ELU, functional.gelu: nn.GELU,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Step:
-    """One layer z = W·x + b with y = a(z), and the gradients that the update holds for it, in the client's precision."""
+    """One layer z = W·x + b with y = a(z), and its gradients in the client's precision."""
 
     name: str
     module: nn.Linear | nn.Conv2d
@@ -52,7 +56,10 @@ class Step:
         return isinstance(self.module, nn.Conv2d)
 
     def linear(self, x: Tensor) -> Tensor:
-        """z in x's precision: (B, n) of a Linear, (B, channels, h, w) of a convolution; no large matrix is copied for it."""
+        """z in x's precision: (B, n) of a Linear, (B, channels, h, w) of a convolution.
+
+        No large matrix is copied for it.
+        """
         b = None if self.b is None else self.b.to(x)
         if self.is_conv:
             return functional.conv2d(x, self.W.to(x), b, **self.geometry)
@@ -65,7 +72,9 @@ class Step:
         """∂loss/∂x, in δ's precision, for inputs of `shape`: δ back through the weights."""
         if self.is_conv:
             return conv2d_input(torch.Size((len(delta), *shape)), self.W.to(delta), delta, **self.geometry)
-        return left_product(delta, self.W)[0] if delta.dtype == torch.float64 else delta @ self.W.to(delta)
+        if delta.dtype != torch.float64:
+            return delta @ self.W.to(delta)
+        return left_product(delta, self.W)[0]
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -75,13 +84,13 @@ class Step:
         """(channels, h', w') that a convolution makes of (channels, h, w)."""
         ways = (self.geometry[name] for name in ("padding", "dilation", "stride"))
         axes = zip(shape[1:], self.W.shape[2:], *ways, strict=True)
-        sides = ((n + 2 * pad - wide * (kernel - 1) - 1) // stride + 1 for n, kernel, pad, wide, stride in axes)
-        return (len(self.W), *sides)
+        spare = ((n + 2 * pad - wide * (k - 1) - 1, stride) for n, k, pad, wide, stride in axes)
+        return (len(self.W), *(left // stride + 1 for left, stride in spare))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """`steps` from the deepest layer that can be reached up to the head; `stop` says why not further, if so."""
+    """`steps` from the deepest layer within reach up to the head; `stop` says why no deeper."""
 
     steps: list[Step]
     stop: str | None
@@ -94,7 +103,10 @@ class Chain:
 
 
 def forward(steps: list[Step], X: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """(what every step reads, what it writes before its activation) for inputs X of the first one; the last are the logits."""
+    """What every step reads, and what it writes before its activation, for inputs X of the first.
+
+    The last of the latter are the logits.
+    """
     read, written = [X], []
     for step in steps:
         read[-1] = read[-1] if step.is_conv else read[-1].flatten(1)
@@ -120,7 +132,7 @@ def find_chain(model: nn.Module, update: Update, device: torch.device | str | No
 
 
 def first_linear(model: nn.Module, update: Update) -> tuple[Step, bool]:
-    """The Linear that takes the model's own input, whatever comes after it, and whether the model flattens before it."""
+    """The Linear that takes the model's own input, and whether the model flattens before it."""
     update.validate(model)
     if isinstance(model, nn.Linear):
         return _step("", model, IDENTITY, update), False
@@ -138,14 +150,15 @@ def first_linear(model: nn.Module, update: Update) -> tuple[Step, bool]:
         if not _passes(node, layer):
             break
         flattened |= _reshapes(node, layer)
-    raise UnsumError(f"The model's input does not go into a Linear but into {_title(node, model)}; use 'layers'.")
+    into = _title(node, model)
+    raise UnsumError(f"The model's input does not go into a Linear but into {into}; use 'layers'.")
 
 
 def traced(model: nn.Module) -> fx.Graph:
     """The model's data flow."""
     try:
         return trace(model)
-    except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
+    except Exception:  # tracing runs the user's forward on proxies, which may raise anything
         raise UnsumError(
             f"{type(model).__name__} cannot be traced by torch.fx, so its layers cannot be read; "
             "remove data-dependent control flow from its forward."
@@ -195,7 +208,8 @@ def _step(
     device: torch.device | str | None = None,
 ) -> Step:
     prefix, target = f"{name}." if name else "", device or module.weight.device
-    W, grad_W = (tensor.detach().to(target) for tensor in (module.weight, update.gradients[f"{prefix}weight"]))
+    weights = module.weight, update.gradients[f"{prefix}weight"]
+    W, grad_W = (tensor.detach().to(target) for tensor in weights)
     biases = module.bias, update.gradients.get(f"{prefix}bias")
     b, grad_b = (None if tensor is None else tensor.detach().to(target) for tensor in biases)
     return Step(name or type(module).__name__, module, activation, W, b, grad_W, grad_b)
@@ -226,7 +240,8 @@ def _passes(node: fx.Node, layer: nn.Module | None) -> bool:
 
 
 def _reshapes(node: fx.Node, layer: nn.Module | None) -> bool:
-    return isinstance(layer, nn.Flatten) or (layer is None and node.target in _RESHAPES - {"contiguous", "float"})
+    changes_shape = node.target in _RESHAPES - {"contiguous", "float"}
+    return isinstance(layer, nn.Flatten) or (layer is None and changes_shape)
 
 
 def activation_at(node: fx.Node, layer: nn.Module | None) -> Activation | None:

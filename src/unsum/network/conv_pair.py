@@ -25,7 +25,8 @@ class ConvLayer:
     grad: Tensor
     norm_name: str
     norm: nn.Module | None
-    grad_shift: Tensor | None  # of what is added to the convolution's output, by its bias or by its norm in eval mode
+    # Of what is added to the convolution's output, by its bias or by its norm in eval mode.
+    grad_shift: Tensor | None
 
     @property
     def batch_norm(self) -> nn.BatchNorm2d | None:
@@ -38,7 +39,7 @@ class ConvLayer:
 
 @dataclass(frozen=True)
 class ConvPair:
-    """`second` reads activation(norm(first(x))); `source` gives x, and `above` is what `second` writes."""
+    """`second` reads activation(norm(first(x))); `source` gives x, and `second` writes `above`."""
 
     first: ConvLayer
     second: ConvLayer
@@ -92,13 +93,15 @@ def conv_layer(model: nn.Module, node: fx.Node, update: Update) -> ConvLayer | N
     after = next(iter(node.users), None)
     norm = None if after is None or len(node.users) > 1 else module_at(model, after)
     if after is None or not isinstance(norm, NORMS):
-        return ConvLayer(str(node.target), conv, grad, "", None, update.gradients.get(f"{node.target}.bias"))
+        grad_bias = update.gradients.get(f"{node.target}.bias")
+        return ConvLayer(str(node.target), conv, grad, "", None, grad_bias)
     if departure(norm):
         return None
     shift = None
     if isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None:
         shift = update.gradients.get(f"{after.target}.bias")
-        scale = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight.detach())
+        gain = 1 if norm.weight is None else norm.weight.detach()
+        scale = (norm.running_var + norm.eps).rsqrt() * gain
         shift = None if shift is None else shift.double() * scale.double().to(shift.device)
     return ConvLayer(str(node.target), conv, grad, str(after.target), norm, shift)
 
@@ -110,16 +113,22 @@ def module_at(model: nn.Module, node: fx.Node) -> nn.Module | None:
 def read_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
     """What a node reads, past what changes nothing."""
     below = node.args[0] if node.args else None
-    while isinstance(below, fx.Node) and isinstance(module_at(model, below), nn.Identity) and len(below.users) == 1:
+    while isinstance(below, fx.Node) and len(below.users) == 1:
+        if not isinstance(module_at(model, below), nn.Identity):
+            break
         below = below.args[0]
     return below if isinstance(below, fx.Node) else None
 
 
 def tail_above(model: nn.Module, source: fx.Node, *given: fx.Node) -> fx.GraphModule | None:
-    """The logits as a function of what `source`, and other `given` nodes, give, in float64; None where they need more."""
+    """The logits as a function, in float64, of the values of `source` and of other `given` nodes.
+
+    None where they depend on more.
+    """
     name = find_head(model)[0]
     known = (source, *given)
-    head = next((node for node in source.graph.nodes if node.op == "call_module" and node.target == name), None)
+    called = (node for node in source.graph.nodes if node.op == "call_module")
+    head = next((node for node in called if node.target == name), None)
     needed = set() if head is None else _between(known, head)
     if head is None or any(node.op == "placeholder" for node in needed):
         return None
@@ -134,7 +143,7 @@ def tail_above(model: nn.Module, source: fx.Node, *given: fx.Node) -> fx.GraphMo
 
 
 def _between(known: tuple[fx.Node, ...], head: fx.Node) -> set[fx.Node]:
-    """All nodes that `head` needs once the known ones are there, the model's input among them if it is."""
+    """All nodes besides the `known` ones that `head` depends on, the model's input included."""
     needed: set[fx.Node] = set()
     waiting = [head]
     while waiting:

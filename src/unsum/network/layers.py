@@ -47,7 +47,10 @@ def departure(layer: nn.Module) -> str | None:
     >>> departure(Halved(3, 2))
     'is a Halved, which does not compute what an nn.Linear computes'
     """
-    kind = next((kind for kind in _KINDS if isinstance(layer, kind)), _Transposed if is_transposed(layer) else None)
+    kind = next(
+        (kind for kind in _KINDS if isinstance(layer, kind)),
+        _Transposed if is_transposed(layer) else None,
+    )
     if isinstance(layer, _PASSING) and _altered(layer):
         return f"is a {type(layer).__name__} with hooks, which may change what passes"
     if kind is None or (type(layer) is kind and not _altered(layer)):

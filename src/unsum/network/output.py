@@ -122,7 +122,10 @@ def _compared(put: list[Tensor], returned: Tensor | None) -> tuple[str, bool]:
         return f"the last layer is called {len(put)} times in one pass", False
     width = put[0].shape[-1]
     if returned.shape[-1] != width and width > 1:
-        return f"the model's output has {returned.shape[-1]} numbers a sample, and its last layer writes {width}", False
+        return (
+            f"the model's output has {returned.shape[-1]} numbers a sample, and its last layer writes {width}",
+            False,
+        )
     drawn, rows = (tensor.detach().reshape(-1, width).double() for tensor in (put[0], returned))
     # one position of many may be returned
     nearest = drawn[torch.cdist(_centered(rows), _centered(drawn)).argmin(1)]
@@ -132,7 +135,10 @@ def _compared(put: list[Tensor], returned: Tensor | None) -> tuple[str, bool]:
         return "", False
     if width > 1 and float(_centered(apart).abs().max()) <= within * size:
         return "", True
-    return "the model's output is not what its last layer writes: something scales, adds to or bends it", False
+    return (
+        "the model's output is not what its last layer writes: something scales, adds to or bends it",
+        False,
+    )
 
 
 def _centered(rows: Tensor) -> Tensor:

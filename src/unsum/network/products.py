@@ -1,4 +1,4 @@
-"""Products with large float32 matrices in float64, block by block, so that no float64 copy of the whole is ever made."""
+"""Products with large float32 matrices in float64, block by block: no float64 copy of the whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 18  # values converted at a time: 2 MB, which stays near the processor
+# [values] converted at a time. Chosen by: 2 MB stay in the processor's cache.
+_BLOCK = 1 << 18
 
 
 def _rows(matrix: Tensor) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""Residual blocks, found by their parts, believed after a look at what they compute; and what stands above the last of them."""
+"""Residual blocks, found by their parts and checked by a pass; and what stands above the last."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from unsum.update import Update
 
 _PARTS = ("conv1", "bn1", "conv2", "bn2")
 _SHORTCUTS = ("downsample", "shortcut")
+_SAME = 1e-3  # [relative] difference of two passes that agree. Chosen by: arbitrary margin.
 
 
 @dataclass(frozen=True)
 class Block:
-    """ReLU(y + x): y from `units` with ReLU between them, x the block's input or what `shortcut` makes of it."""
+    """ReLU(y + x): y of `units` with ReLU between them, x the block's input or its `shortcut`'s."""
 
     name: str
     units: list[Unit]
@@ -49,7 +50,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks `below` and `above` what is known, in the order of the data, each feeding the next, and the last of all the head."""
+    """Blocks `below` and `above` what is known: each feeds the next, and the last one the head."""
 
     below: list[Block]
     above: list[Block]
@@ -57,7 +58,10 @@ class Blocks:
 
 
 def find_blocks(model: nn.Module, update: Update, scale: float, size: int, known: str | None) -> Blocks:
-    """Blocks around `known`, the block whose input is known; None where the head reads the last block's output as it is."""
+    """Blocks around `known`, the block whose input is known.
+
+    None where the head reads the last block's output as it is.
+    """
     names = block_names(model)
     if not names:
         raise UnsumError("The model has no residual blocks of convolutions with BatchNorm, so none can be undone.")
@@ -93,7 +97,8 @@ def find_blocks(model: nn.Module, update: Update, scale: float, size: int, known
         after = seen[name][0]
     if not below and known is None:
         raise UnsumError(
-            "The head does not read the maps of a residual block as they are (global pooling, say), so none can be undone."
+            "The head does not read the maps of a residual block as they are (global pooling, say), "
+            "so none can be undone."
         )
     return Blocks(below, [block for block in above if block is not None], stop)
 
@@ -107,9 +112,9 @@ def block_names(model: nn.Module) -> list[str]:
 
 
 def gradient_above(model: nn.Module, last: str, out: Tensor, targets: Tensor, size: int, *, mean: bool) -> Tensor:
-    """∂loss/∂out for cross-entropy, in float64, `out` (B, C, h, w) being the output of the block `last`: pooling, head.
+    """∂loss/∂out for cross-entropy, in float64, at the output `out` (B, C, h, w) of block `last`.
 
-    What is below `last` runs on empty pictures, and its output is replaced.
+    The layers below run on empty pictures, and the output of `last` is replaced.
     """
     double = copy.deepcopy(model).double()
     leaf = out.detach().clone().requires_grad_()
@@ -117,7 +122,8 @@ def gradient_above(model: nn.Module, last: str, out: Tensor, targets: Tensor, si
     try:
         with torch.enable_grad():
             logits = main_output(double(out.new_zeros(len(out), 3, size, size)))
-            loss = nn.functional.cross_entropy(logits, targets.to(logits), reduction="mean" if mean else "sum")
+            reduction = "mean" if mean else "sum"
+            loss = nn.functional.cross_entropy(logits, targets.to(logits), reduction=reduction)
             (gradient,) = torch.autograd.grad(loss, leaf)
     finally:
         hook.remove()
@@ -129,7 +135,11 @@ def _linked(names: list[str], seen: dict[str, tuple[Tensor, Tensor]]) -> bool:
 
 
 def _believed(
-    model: nn.Module, update: Update, scale: float, name: str, seen: dict[str, tuple[Tensor, Tensor]]
+    model: nn.Module,
+    update: Update,
+    scale: float,
+    name: str,
+    seen: dict[str, tuple[Tensor, Tensor]],
 ) -> Block | None:
     """The block, unless its parts do not give what was seen: with attention, say, they do not."""
     if name not in seen:
@@ -138,12 +148,13 @@ def _believed(
     block = _block(model, update, scale, name, entering)
     with in_eval_mode(model):  # as it was watched
         found = _block(model, update, scale, name, entering).passed(entering.double())[1][-1].relu()
-    same = found.shape == leaving.shape and float((found - leaving).norm()) <= 1e-3 * float(leaving.norm())
-    return block if same else None
+    if found.shape != leaving.shape:
+        return None
+    return block if float((found - leaving).norm()) <= _SAME * float(leaving.norm()) else None
 
 
 def convolutions(model: nn.Module, block: str) -> tuple[list[str], str | None]:
-    """Names of a block's convolutions in the order of the data, and of the one on its shortcut, None for a plain one."""
+    """Names of a block's convolutions in their order, and its shortcut's; None if that is plain."""
     numbers = [n for n in (1, 2, 3) if hasattr(model.get_submodule(block), f"conv{n}")]
     side = _projection(model, block)
     return [f"{block}.conv{n}" for n in numbers], None if side is None else side[0]
@@ -156,7 +167,8 @@ def _projection(model: nn.Module, block: str) -> tuple[str, str] | None:
     projection = getattr(module, side)
     if not isinstance(projection, nn.Module):
         return None
-    parts = [part for part, child in projection.named_children() if not isinstance(child, nn.Identity)]
+    children = projection.named_children()
+    parts = [part for part, child in children if not isinstance(child, nn.Identity)]
     if not parts:
         return None
     if len(parts) != 2:

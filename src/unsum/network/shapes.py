@@ -1,4 +1,4 @@
-"""What shape a layer's input has: said by the user, or the one square picture whose size fits the layers above."""
+"""The shape of a layer's input: the user's, or the square picture that fits the layers above."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
 from unsum.network.chain import Chain, Shape, Step
 
-_LARGEST_SIDE = 512  # of the squares that are tried
+_LARGEST_SIDE = 512  # [pixels] of the squares that are tried. Chosen by: arbitrary budget.
 
 
 def input_shapes(chain: Chain, model: nn.Module, shape: Shape | None) -> list[Shape]:
-    """One shape per step, without the batch: (n,) for a Linear, (channels, h, w) for a convolution."""
+    """One shape per step, without the batch: (n,) or, for a convolution, (channels, h, w)."""
     if not chain.steps[0].is_conv:
         return [(step.W.shape[1],) for step in chain.steps]
     if shape is None:
@@ -27,14 +27,15 @@ def input_shapes(chain: Chain, model: nn.Module, shape: Shape | None) -> list[Sh
 
 
 def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shape, list[str]]:
-    """The shape of the model's input where its first layer is the Linear `step`, and a note where it is a guess.
+    """The shape of the input of a model whose first layer is the Linear `step`; a note if guessed.
 
-    A model that flattens its input itself does not tell what it flattens: n = 3 s² or s² is taken for a picture.
+    Where a model flattens its input, n = 3 s² or s² numbers are taken for a square picture.
     """
     n = step.W.shape[1]
     if shape is not None:
         if math.prod(shape) != n:
-            raise UnsumError(f"The shape {shape} holds {math.prod(shape)} numbers, but the first layer takes {n}.")
+            holds = f"holds {math.prod(shape)} numbers, but the first layer takes {n}"
+            raise UnsumError(f"The shape {shape} {holds}.")
         return shape, []
     if not flattens:
         return (n,), []
@@ -42,8 +43,10 @@ def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shap
         side = math.isqrt(n // channels)
         if channels * side * side == n and side > 1:
             guess = f"Inputs of {n} numbers were taken for pictures of {channels}×{side}×{side}"
-            return (channels, side, side), [f"{guess}: nothing tells their shape; say shape= if it is another."]
-    return (n,), [f"Inputs are given as {n} numbers: no square picture has as many; say shape= if it is known."]
+            other = "nothing tells their shape; say shape= if it is another."
+            return (channels, side, side), [f"{guess}: {other}"]
+    flat = "no square picture has as many; say shape= if it is known."
+    return (n,), [f"Inputs are given as {n} numbers: {flat}"]
 
 
 def shapes_read(model: nn.Module, layers: Iterable[nn.Module], shape: Shape) -> dict[nn.Module, Shape]:
@@ -74,7 +77,10 @@ def takes(shape: Shape) -> Iterator[None]:
 
 
 def _guessed(chain: Chain) -> list[Shape]:
-    """The square whose size leads to the first Linear's width; of several, a power of two, else the largest even one."""
+    """The square whose size leads to the first Linear's width.
+
+    Of several, a power of two is preferred, else the largest even one.
+    """
     sizes = {side: _sizes(chain, side) for side in range(1, _LARGEST_SIDE + 1)}
     fits = {side: shapes for side, shapes in sizes.items() if shapes}
     if not fits:

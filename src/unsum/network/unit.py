@@ -1,9 +1,10 @@
 """A convolution and the BatchNorm behind it: what their gradients say of each other.
 
-z = W ∗ x, y = γ x̂ + β with x̂ = (z − μ)/σ; μ and σ over the N places of the batch, or the running ones in eval mode.
-Backwards, with d = ∂loss/∂y and, in train mode,
+z = W ∗ x, y = γ x̂ + β with x̂ = (z − μ)/σ; μ and σ are those of the N places of the batch, or the
+running ones in eval mode. Backwards, with d = ∂loss/∂y and, in train mode,
 
-    ∂loss/∂z = (γ/σ) (d − ∇β/N − x̂ ∇γ/N),     ∇W = Σ_places (∂loss/∂z) × patch of x,     ∇β = Σ d,     ∇γ = Σ d ∘ x̂ .
+    ∂loss/∂z = (γ/σ) (d − ∇β/N − x̂ ∇γ/N),     ∇W = Σ_places (∂loss/∂z) × patch of x,
+    ∇β = Σ d,     ∇γ = Σ d ∘ x̂ .
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from unsum.errors import UnsumError
 from unsum.network.layers import departure
 from unsum.update import Update
 
-_TINY = 1e-30  # keeps a channel without γ from dividing by zero; `shared` gives it no weight
+# [of γ] keeps a channel without γ from dividing by zero; such channels get no weight.
+# Chosen by: far below any γ.
+_TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class Unit:
-    """All in float64. `batch_statistics`: the client trained with those of its batch, as BatchNorm in train mode does."""
+    """All in float64. `batch_statistics`: BatchNorm used those of the batch, as in train mode."""
 
     name: str  # of the convolution
     W: Tensor  # (O, I, k, k)
@@ -46,7 +49,8 @@ class Unit:
         parts, missing = dict(model.named_modules()), nn.Identity()
         layer, bn = parts.get(convolution, missing), parts.get(norm, missing)
         plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.bias is None
-        if not plain or not isinstance(bn, nn.BatchNorm2d) or not bn.affine or bn.running_var is None:
+        normed = isinstance(bn, nn.BatchNorm2d) and bn.affine and bn.running_var is not None
+        if not plain or not normed:
             raise UnsumError(
                 f"{convolution!r} and {norm!r} are not a plain convolution with a BatchNorm, so they cannot be undone."
             )
@@ -54,6 +58,8 @@ class Unit:
             if (changed := departure(part)) is not None:
                 raise UnsumError(f"{name!r} {changed}, so it cannot be undone.")
         assert isinstance(layer, nn.Conv2d)
+        assert isinstance(bn, nn.BatchNorm2d)
+        assert bn.running_var is not None
         assert bn.running_mean is not None
         square = len({*layer.kernel_size}) == len({*layer.stride}) == 1 and layer.dilation == (1, 1)
         padding = layer.padding[0] if isinstance(layer.padding, tuple) else -1
@@ -111,11 +117,11 @@ class Unit:
         return self.forward(maps)[1] * wide(self.gamma) + wide(self.beta)
 
     def centered(self, d: Tensor) -> Tensor:
-        """What the gradient of the weights multiplies, but for the factor γ/σ and the part along x̂."""
+        """The factor of patches in ∇W, without γ/σ and without the part along x̂."""
         return d - d.mean((0, 2, 3), keepdim=True) if self.batch_statistics else d
 
     def told(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """What `centered(d)` times the patches of `maps` is, by the gradients: (σ/γ) ∇W + (∇γ/N) x̂ × patches, and σ."""
+        """(σ/γ) ∇W + (∇γ/N) x̂ × patches, which is `centered(d)` times patches of `maps`; and σ."""
         sigma, normal = self.forward(maps)
         told = _tall(sigma / self.divisor) * self.grad_W
         if self.batch_statistics:
@@ -125,7 +131,8 @@ class Unit:
 
     def times(self, d: Tensor, maps: Tensor) -> Tensor:
         """(O, I, k, k) Σ over places of d times the patch read there."""
-        product: Tensor = conv2d_weight(maps, self.W.shape, d, stride=self.stride, padding=self.padding)
+        geometry = {"stride": self.stride, "padding": self.padding}
+        product: Tensor = conv2d_weight(maps, self.W.shape, d, **geometry)
         return product
 
     def behind(self, d: Tensor, maps: Tensor) -> Tensor:
@@ -147,8 +154,12 @@ class Unit:
 
 
 def taps(kernel: int, stride: int, padding: int, step: int, corner: tuple[int, int]) -> list[int]:
-    """The taps (u, v) of the kernel, as u k + v, that ever meet a place of the class: those at `corner` and every `step` on."""
-    met = [[t for t in range(kernel) if (start + padding - t) % math.gcd(step, stride) == 0] for start in corner]
+    """The taps (u, v) of the kernel, as u k + v, that ever meet a place of the class.
+
+    The class has the place at `corner` and every `step`-th one from there.
+    """
+    common = math.gcd(step, stride)
+    met = [[t for t in range(kernel) if (start + padding - t) % common == 0] for start in corner]
     return [u * kernel + v for u in met[0] for v in met[1]]
 
 

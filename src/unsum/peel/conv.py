@@ -12,27 +12,28 @@ solving: first by counting, then by a rehearsal. A random input v is put in, its
 z and δ are expected to have, and solved: what comes back instead of v shows what noise does and what nothing determines
 (for a random v, the lost share of its energy is the share of lost dimensions).
 
-Solved by conjugate gradients on convolutions and transposed convolutions, from zero: of all inputs that fit, the smallest. They
-are written here because scipy's LSMR would move every product to the CPU.
+Conjugate gradients on convolutions and transposed convolutions start from zero, so they end at the
+smallest of all inputs that fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unsum.deadline import out_of_time
+from unsum.engine.conjugate import least_squares
 from unsum.network.activations import Activation
 from unsum.network.chain import Shape, Step
 from unsum.peel.dense import open_range
 from unsum.peel.method import PeeledLayer
 
-_ITERATIONS = 2000  # budget of conjugate gradients; what has not converged by then says so
-_TOLERANCE = 1e-11  # of the right side: near what float64 resolves
+_ITERATIONS = 2000  # [iterations] of conjugate gradients. Chosen by: arbitrary budget.
+_TOLERANCE = 1e-11  # [of the right side]. Chosen by: near what float64 resolves.
 _FAINT = 1e-4  # weight below which an output says nothing (a saturated sigmoid)
 _SAFETY = 2.0  # one rehearsal with random noise against the errors that the client has
 _LOST = 1e-2  # share of the rehearsal's energy that speaks of lost dimensions rather than of noise
@@ -87,29 +88,11 @@ class ConvSystem:
 
     def solve(self, right: Tensor) -> tuple[Tensor, float]:
         """x (B, in, h, w), and the relative residual."""
-        x, _ = least_squares(self.apply, self.transpose, right)
+        over = partial(out_of_time, "further steps of peeling")
+        normal, limits = self.transpose(right), (_TOLERANCE, _ITERATIONS)
+        x, _ = least_squares(self.apply, self.transpose, normal, *limits, over=over)
         residual = float((self.apply(x) - right).norm() / right.norm().clamp_min(1e-300))
         return x.view(self.shape), residual
-
-
-def least_squares(
-    J: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor], right: Tensor
-) -> tuple[Tensor, bool]:
-    """Solve JᵀJ x = Jᵀ right by conjugate gradients without forming JᵀJ, and say whether that converged."""
-    s = transpose(right)
-    x, p, gamma = torch.zeros_like(s), s, float(s.square().sum())
-    limit = _TOLERANCE**2 * gamma
-    for _ in range(_ITERATIONS):
-        Jp = J(p)
-        curvature = float(Jp.square().sum())
-        if gamma <= limit or curvature <= 0 or out_of_time("further steps of peeling"):
-            break
-        step = gamma / curvature
-        x = x + step * p
-        s = s - step * transpose(Jp)
-        previous, gamma = gamma, float(s.square().sum())
-        p = s + (gamma / previous) * p
-    return x, gamma <= limit
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from unsum.certify.claim import FALSE_ERROR, grant_each
 from unsum.engine.replay import rounding
-from unsum.engine.twins import FAR, Passed, twins
+from unsum.engine.twins import FAR, Passed, SentLayers
 from unsum.errors import UnsumError
 from unsum.gradients import same_buffers
 from unsum.head import collect_features, find_head
@@ -102,13 +102,13 @@ class _Model:
 
     def _shows_two(self, left: float, seed: int) -> bool:
         """Whether x ± d would leave a second direction in ∇W, far above what is left, for every d that is tried."""
-        x, generator = self.x.double(), torch.Generator().manual_seed(seed)
-        at = {"": self._passed(x, self.delta)}
 
         def play(moved: Tensor) -> dict[str, Passed]:
             return {"": self._passed(moved, self._moved(moved.to(self.x)))}
 
-        return bool((twins(play, x, at, {"": left}, FALSE_ERROR, DRAWS, generator) > FAR).all())
+        x = self.x.double()
+        sent = SentLayers(x, {"": self._passed(x, self.delta)}, {"": left}, play)
+        return bool((sent.twins(FALSE_ERROR, DRAWS, seed) > FAR).all())
 
     def _passed(self, x: Tensor, delta: Tensor) -> Passed:
         """What the first layer reads, with the constant of its bias, and its δ."""

@@ -11,7 +11,6 @@ can hide
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.nn.grad import conv2d_weight
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.engine.replay import Replay, tolerance
-from unsum.engine.twins import Passed, twins
+from unsum.engine.twins import Passed, SentLayers
 from unsum.equation.levenberg import SMALL as _UNKNOWNS
 from unsum.equation.levenberg import Dense
 from unsum.head import orthonormal_rows
@@ -79,15 +78,11 @@ class Replayed:
     def twins(self, seed: int) -> Tensor:
         """(B,) how far two samples, a hundredth from their mean, would stand above what is left: in the layer that shows
         them best, for the direction of several that shows them least."""
-        # In this precision a difference of a hundredth is exact enough.
         coarse = torch.promote_types(self.batch.steps[0].W.dtype, torch.float32)
-        at = self._dense(self.at)
+        at, X = self._dense(self.at), self.batch.X.to(coarse)
         left = {name: self.left[int(name)] for name in at}
-        generator = torch.Generator().manual_seed(seed + 4)
-        return twins(
-            lambda X: self._dense(_played(self.batch, X)),
-            self.batch.X.to(coarse), at, left, FALSE_ERROR, DRAWS, generator,
-        )  # fmt: skip
+        sent = SentLayers(X, at, left, lambda X: self._dense(_played(self.batch, X)))
+        return sent.twins(FALSE_ERROR, DRAWS, seed + 4)
 
     def _dense(self, at: Pass) -> dict[str, Passed]:
         """Number of a dense layer → what it read, with the constant of its bias, and its δ.
@@ -165,32 +160,24 @@ def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
     """The replay of X, known to the relative `errors` (B,): within these, ReLUs that are open are as the gradient says."""
     at = _played(batch, batch.X, errors)
     left: list[float] = []
-    rows: list[_Norms] = []
+    rows: list[tuple[float, float, float]] = []  # of each tensor: sent, left, and its size
+    names: list[str] = []
     for step, x, delta in zip(batch.steps, at.x, at.delta, strict=True):
         size = float(step.grad_W.double().norm())
         missing, largest = _missing(step, x, delta)
         floor = 0.5 * torch.finfo(step.grad_W.dtype).eps * size / min(step.grad_W.flatten(1).shape) ** 0.5
         left.append(max(largest, floor, 1e-300))
-        rows.append(_Norms(f"{step.name}.weight", size, missing, size))
+        names.append(f"{step.name}.weight")
+        rows.append((size, missing, size))
         if step.grad_b is not None:
             summed = delta.flatten(2).sum(2) if step.is_conv else delta
             grad_b = step.grad_b.double()
             rest = float((summed.sum(0) - grad_b).norm())
-            size = _bias_scale(summed, grad_b)
-            rows.append(_Norms(f"{step.name}.bias", float(grad_b.norm()), rest, size))
-    sent, residuals, sizes = torch.tensor([row[1:] for row in rows], dtype=torch.float64).T
+            names.append(f"{step.name}.bias")
+            rows.append((float(grad_b.norm()), rest, _bias_scale(summed, grad_b)))
+    sent, residuals, sizes = torch.tensor(rows, dtype=torch.float64).T
     explained = tolerance(*(step.grad_W.dtype for step in batch.steps)) * sizes
-    names = tuple(row.name for row in rows)
-    return Replayed(batch, at, left, Replay(names, sent, residuals, explained, sizes=sizes))
-
-
-class _Norms(NamedTuple):
-    """Of one tensor: what was sent, what is left of it, and what that is relative to."""
-
-    name: str
-    sent: float
-    left: float
-    size: float
+    return Replayed(batch, at, left, Replay(tuple(names), sent, residuals, explained, sizes=sizes))
 
 
 def _bias_scale(delta: Tensor, grad_b: Tensor) -> float:

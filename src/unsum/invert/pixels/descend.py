@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from unsum.engine import conjugate
 from unsum.invert.pixels.equations import Derivative, Equations, Product
 from unsum.invert.pixels.own_squares import are_due, compute, divided_by
 from unsum.progress import Progress
@@ -148,25 +149,24 @@ def least_squares(
     equations: Equations, linear: Derivative, target: Tensor, damping: Tensor, tolerance: Tensor
 ) -> Tensor:
     """Conjugate gradients on (JᵀJ + damping) d = Jᵀ target, all samples at once, with each sample's own inverse where known."""
-    rest = linear.back(target)
-    divided = divided_by(equations.own, damping, rest)
-    p = divided(rest)
-    d = torch.zeros_like(rest)
-    size = first = equations.dots(rest, p)
-    unknowns = rest[0].numel() * (len(rest) if equations.together else 1)
-    for _ in range(min(_PRODUCTS, 2 * unknowns)):
-        Jp = linear.forward(p)
+    right = linear.back(target)
+
+    def push(p: Tensor) -> Tensor:
         equations.own.products += 1
-        curvature = equations.dots(Jp, Jp) + damping * equations.dots(p, p)
-        length = torch.where(curvature > 0, size / curvature, 0)
-        d = d + length * p
-        rest = rest - length * (linear.back(Jp) + damping * p)
-        towards = divided(rest)
-        before, size = size, equations.dots(rest, towards)
-        if bool((size <= tolerance.square() * first).all()) or equations.over():
-            break
-        p = towards + torch.where(before > 0, size / before, 0) * p
-    return d
+        return linear.forward(p)
+
+    unknowns = right[0].numel() * (len(right) if equations.together else 1)
+    return conjugate.least_squares(
+        push,
+        linear.back,
+        right,
+        tolerance,
+        min(_PRODUCTS, 2 * unknowns),
+        ridge=lambda p: damping * p,
+        precondition=divided_by(equations.own, damping, right),
+        dots=equations.dots,
+        over=equations.over,
+    )[0]
 
 
 def _take(equations: Equations, state: State, d: Tensor, pictures_of: Product) -> None:

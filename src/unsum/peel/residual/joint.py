@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.equation.conjugate import conjugate_gradients
+from unsum.engine.conjugate import conjugate_gradients
 from unsum.network.unit import Unit, wide
 from unsum.peel.residual.shared import DEAD, PlaceClass, Shared
 

@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from unsum.equation.conjugate import conjugate_gradients
+from unsum.engine.conjugate import conjugate_gradients
 from unsum.equation.levenberg import minimize
 from unsum.equation.threads import few_threads
 from unsum.head import Head

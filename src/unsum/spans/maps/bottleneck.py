@@ -15,7 +15,7 @@ from unsum.certify.counted import count, each_is_one
 from unsum.certify.doubts.replay import doubt_unexplained
 from unsum.certify.question import name_some
 from unsum.engine.replay import Replay, tolerance
-from unsum.engine.twins import FAR, Passed, drawn, largest, outside
+from unsum.engine.twins import FAR, Passed, SentLayers, drawn, largest, outside
 from unsum.equation.noise import unit_of
 from unsum.head import Head, orthonormal_rows
 from unsum.knowledge import Knowledge
@@ -31,7 +31,7 @@ from unsum.spans.maps.judge import at_least
 from unsum.spans.maps.pooled import Above, Normed, read_above
 from unsum.spans.maps.solve import FoundMaps
 from unsum.spans.maps.tail import shared_sizes
-from unsum.spans.maps.twins import SentMaps, assumed, doubt_samples
+from unsum.spans.maps.twins import assumed, doubt_samples
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
@@ -51,7 +51,7 @@ class BottleneckAnswer:
     above: Above
     replay: Replay
     missing: int
-    sent: SentMaps
+    sent: SentLayers
     W: Tensor  # of the head
     head_left: Tensor  # of its gradient
 
@@ -87,8 +87,8 @@ def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Ten
     left = {name: gradient - played[name] for name, gradient in received.items()}
     limit = tolerance(head.grad_W.dtype)
     replay = Replay.within(received, left, shared_sizes(received), limit)
-    rest = {name: left[f"{name}.weight"] for name in passed}
-    sent = SentMaps(maps, passed, rest, lambda moved: sums.play(moved, out)[1])
+    rest = {name: largest(left[f"{name}.weight"].flatten(1)) for name in passed}
+    sent = SentLayers(maps.float(), passed, rest, lambda moved: sums.play(moved, out)[1])
     return BottleneckAnswer(
         maps,
         found.hits,

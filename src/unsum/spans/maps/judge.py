@@ -15,12 +15,12 @@ from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_unexplained
 from unsum.deadline import out_of_time
-from unsum.engine.twins import Passed, amplification
+from unsum.engine.twins import Passed, SentLayers, amplification, largest
 from unsum.knowledge import Knowledge
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.tail import PlayedTail, Tail
-from unsum.spans.maps.twins import UNJUDGED, SentMaps, assumed, doubt_samples
+from unsum.spans.maps.twins import UNJUDGED, assumed, doubt_samples
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # [directions] in which errors are sent. Chosen by: arbitrary budget.
@@ -83,8 +83,7 @@ def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
     return errors * amplification(lambda x: tail.forward(x)[0], maps.float(), _DRAWS, generator)
 
 
-def _sent(answer: MapAnswer) -> SentMaps:
-    """What `twins` asks about."""
+def _sent(answer: MapAnswer) -> SentLayers:
     reading, coarse = answer.reading, answer.tail.coarse()
 
     def passed(played: PlayedTail) -> dict[str, Passed]:
@@ -97,5 +96,6 @@ def _sent(answer: MapAnswer) -> SentMaps:
     def play(maps: Tensor) -> dict[str, Passed]:
         return passed(coarse.play(maps, reading.Y.float(), reading.weights.float(), reading.loss))
 
-    left = {name: answer.played.left[f"{name}.weight"] for name in answer.tail.convs}
-    return SentMaps(answer.maps, passed(answer.played), left, play)
+    rests = ((name, answer.played.left[f"{name}.weight"]) for name in answer.tail.convs)
+    left = {name: largest(rest.flatten(1)) for name, rest in rests}
+    return SentLayers(answer.maps.float(), passed(answer.played), left, play)

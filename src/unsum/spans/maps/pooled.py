@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from unsum.deadline import out_of_time
+from unsum.engine.conjugate import by_rows, least_squares
 from unsum.head import Head
 from unsum.network.conv_pair import ConvPair
 
@@ -26,7 +28,8 @@ _POOL: set[Any] = {F.adaptive_avg_pool2d, torch.mean, "mean"}
 _PASS: set[Any] = {torch.flatten, F.dropout, "flatten", "view", "reshape", "squeeze"}
 _ROUNDS = 4  # of gates and G in turn
 _ALIKE = 0.05  # relative spread of a channel's places that surely are on
-_STEPS, _SOLVED = 60, 1e-24  # of conjugate gradients; the square of what may be left
+_STEPS = 60  # [iterations] of conjugate gradients. Chosen by: arbitrary budget.
+_TOLERANCE = 1e-12  # [of the residual at first]. Chosen by: near what float64 resolves.
 _SHARE = 0.25  # of the places that must be on for a first look at a channel
 
 
@@ -116,26 +119,22 @@ def read_above(normed: Normed, E: Tensor, head: Head, samples: int) -> Above:
 
 
 def _least(W: Tensor, g: Tensor, weight: Tensor) -> Tensor:
-    """G (B, C) with G W = g (B, H) as well as weights (B, H) ask for.
+    """G (B, C) that minimizes ‖(G W − g) ∘ √weight‖ for g and weights (B, H).
 
-    Conjugate gradients for all samples at once, preconditioned with the weights' mean: they differ from sample to sample, and a
-    thousand classes make every factorization expensive.
+    All samples are solved for at once, preconditioned with the mean of their weights: a
+    factorization for each sample would be expensive with a thousand classes.
     """
     mean = (W * weight.mean(0)) @ W.T
     mean.diagonal().add_(1e-12 * float(mean.diagonal().mean()) + 1e-300)
-    factor = torch.linalg.cholesky_ex(mean)[0]
-    G = g.new_zeros(len(g), len(W))
-    rest = (g * weight) @ W.T
-    turned = torch.cholesky_solve(rest.T, factor).T
-    along, size = turned, (rest * turned).sum(1, keepdim=True)
-    first = size.clamp_min(1e-300)
-    for _ in range(_STEPS):
-        image = ((along @ W) * weight) @ W.T
-        step = size / (along * image).sum(1, keepdim=True).clamp_min(1e-300)
-        G, rest = G + step * along, rest - step * image
-        turned = torch.cholesky_solve(rest.T, factor).T
-        before, size = size, (rest * turned).sum(1, keepdim=True)
-        if bool((size < _SOLVED * first).all()) or out_of_time("further steps to what pooling sent back"):
-            break
-        along = turned + size / before.clamp_min(1e-300) * along
+    factor, root = torch.linalg.cholesky_ex(mean)[0], weight.sqrt()
+    G, _ = least_squares(
+        lambda v: (v @ W) * root,
+        lambda u: (u * root) @ W.T,
+        (g * weight) @ W.T,
+        _TOLERANCE,
+        _STEPS,
+        precondition=lambda v: torch.cholesky_solve(v.T, factor).T,
+        dots=by_rows,
+        over=partial(out_of_time, "further steps to what pooling sent back"),
+    )
     return G.nan_to_num()

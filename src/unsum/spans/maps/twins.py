@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.replay import doubt_drowned, doubt_several
 from unsum.deadline import out_of_time
-from unsum.engine.twins import FAR, Passed, largest, twins
+from unsum.engine.twins import FAR, SentLayers
 from unsum.knowledge import Knowledge
 
 UNJUDGED = "a closer look at what may be claimed"
 _DRAWS = 4  # [directions] in which two samples are set apart. Chosen by: arbitrary budget.
 
 
-@dataclass(frozen=True)
-class SentMaps:
-    """Maps (B, C, h, w), what convolutions make of them and leave of their gradients, and `play`, the same for other maps."""
-
-    maps: Tensor
-    passed: dict[str, Passed]
-    left: dict[str, Tensor]  # convolution → gradient sent less gradient played
-    play: Callable[[Tensor], dict[str, Passed]]  # in float32: enough for differences of a hundredth
-
-
-def doubt_samples(sent: SentMaps, copies: Tensor | None, knowledge: Knowledge, seed: int) -> list[str]:
+def doubt_samples(
+    sent: SentLayers,
+    copies: Tensor | None,
+    knowledge: Knowledge,
+    seed: int,
+) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one."""
     if out_of_time(UNJUDGED):
         return ["Time was over before it was known whether a sample may be several that look like one."]
-    left = {name: largest(rest.flatten(1)) for name, rest in sent.left.items()}
-    shown = torch.stack([sent.passed[name].size / left[name] for name in left])
-    drowned = doubt_drowned(shown.amin(0))
+    drowned = doubt_drowned(sent.contributions())
     if drowned:
         return drowned
-    generator = torch.Generator().manual_seed(seed + 4)
-    inputs = sent.maps.float()
-    hidden = ~(twins(sent.play, inputs, sent.passed, left, FALSE_ERROR, _DRAWS, generator) > FAR)
+    hidden = ~(sent.twins(FALSE_ERROR, _DRAWS, seed + 4) > FAR)
     several = doubt_several(hidden, knowledge, copies, "whose maps differ by a few percent")
     if several:
         return several

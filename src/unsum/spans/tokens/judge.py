@@ -15,7 +15,7 @@ from torch import Tensor
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_invisible, doubt_missing, doubt_several
-from unsum.engine.twins import FAR, Passed, amplification, largest, twins
+from unsum.engine.twins import FAR, Passed, SentLayers, amplification, largest
 from unsum.knowledge import Knowledge
 from unsum.peel.method import MARGIN
 from unsum.spans.judge import doubt_number, doubt_reading
@@ -88,8 +88,7 @@ def _doubt_twins(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> list
     pictures = answer.pictures.float()
     at = play(pictures)
     left = {name: largest(answer.played.left[f"{name}.weight"].flatten(1)) for name in at}
-    generator = torch.Generator().manual_seed(seed + 4)
-    hidden = ~(twins(play, pictures, at, left, FALSE_ERROR, _DRAWS, generator) > FAR)
+    hidden = ~(SentLayers(pictures, at, left, play).twins(FALSE_ERROR, _DRAWS, seed + 4) > FAR)
     differ = "that differ by a hundredth"
     several = doubt_several(hidden, knowledge, reading.copies, differ, "Picture")
     if not several and knowledge.known_batch_size is None:
