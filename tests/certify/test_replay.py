@@ -13,6 +13,7 @@ from unsum.certify.doubts.replay import (
     doubt_exchanged,
     doubt_invisible,
     doubt_missing,
+    doubt_relabeled,
     doubt_rest,
     doubt_several,
     doubt_unexplained,
@@ -111,3 +112,28 @@ def test_what_is_left_is_given_as_a_share_of_the_worst_tensor() -> None:
     assert doubt_unexplained(rough, "maps") == [
         "Sent through the layers again, the maps leave 2e-01 of the gradient of '1' unexplained."
     ]
+
+
+def relabeled(logits: list[list[float]], labels: list[int], granted: int | None = None, level: float = 1e-7) -> bool:
+    """Whether an input may occur once more; samples read orthogonal features of length 1."""
+    L = torch.tensor(logits, dtype=torch.float64)
+    return bool(doubt_relabeled(L, torch.tensor(labels), torch.eye(len(L)).double(), 1 / len(L), level, granted))
+
+
+def test_of_two_classes_each_label_sends_a_multiple_of_what_the_other_sends() -> None:
+    assert relabeled([[0.3, -0.2]], [0])
+    assert not relabeled([[0.3, -0.2]], [0], granted=1)
+    assert not relabeled([[0.3, -0.2, 0.1]], [0])  # a third class shows both
+
+
+def test_beside_another_sample_the_multiple_shows() -> None:
+    """Unless both are rescaled alike, which here takes equal predictions."""
+    assert not relabeled([[0.3, -0.2], [1.0, 0.0]], [0, 1])
+    assert relabeled([[0.3, -0.2], [0.3, -0.2]], [0, 0])
+
+
+def test_a_model_that_is_sure_of_another_class_is_one_of_two_classes() -> None:
+    sure = [[11.0, 0.0, -7.0]]  # p is 1 - 1.7e-5, 1.7e-5 and 1.5e-8
+    assert relabeled(sure, [1])
+    assert not relabeled(sure, [1], level=1e-13)  # the third class is seen
+    assert not relabeled([[14.0, 0.0, -7.0]], [1])  # who carries the first label sends 8e-7, a trace

@@ -371,6 +371,13 @@ def test_bred_cases_are_not_claimed(attempt: ModuleType, monkeypatch: pytest.Mon
 # And a twin of 4e-5 of a picture's weight, which nothing but the number of pictures tells of. Three samples of which relu leaves
 # two inputs of six: two samples send the same, where no bias gradient counts them.
 BRED_ELSEWHERE = {
+    # One text with each of two labels, of a model that is sure of one of them: two errors on one line.
+    "text, two labels": {
+        "noise": -9.52005522415268, "scale": 1.5746437493421315, "family": "llama lora", "model": 1, "tied": True, "bias": False,
+        "width": 64, "layers": 2, "rank": 16, "init": 0.02, "rate": 0.01, "steps": 100, "memorized": 1, "fresh": 0, "length": 3,
+        "siblings": "all twice", "prompt": 1, "dtype": "float32", "noisy": False, "scaled": "twice", "reduction": "sum", "told":
+        "nothing", "weights are": "class weights", "seed": 678165286,
+    },
     "losses, few inputs": {
         "classes": 10, "batch": 3, "inputs": 6, "spread": -1.2800084575997601, "weights": -0.31127031654527915, "bias": False,
         "biased_gradient": True, "relu": True, "siblings": 1, "apart": -1.4652, "labels": "same", "positives": 0.7438, "scale":

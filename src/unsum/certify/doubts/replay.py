@@ -17,6 +17,7 @@ from unsum.engine.twins import FAR
 from unsum.knowledge import Knowledge
 
 TRACE = 1e-5  # of the gradient: who sends less than this and is missing makes no claim false
+_WEIGHED = 3.0  # times a sample's own weight, at most, that a hidden one has. Chosen by: class weights
 _WHOLE = 1e-6  # of a whole number, at the least: a divisor that is as near to it counts samples
 
 
@@ -82,6 +83,52 @@ def doubt_exchanged(features: Tensor, labels: Tensor, inputs: Tensor, weight: fl
     close = (apart <= level) & (labels[:, None] != labels) & (inputs[:, None] != inputs)
     alike = close.any(1).nonzero()[:, 0].tolist()
     return [f"Samples {name_some(alike)} are so alike that their labels may be exchanged."] if alike else []
+
+
+def doubt_relabeled(
+    logits: Tensor, labels: Tensor, features: Tensor, weight: float, level: float, granted: int | None
+) -> list[str]:
+    """The doubt that an input occurs once more, with another label, and only the scale shows it.
+
+    A model that is all but sure of class c predicts p with p_c + p_a ≈ 1 for a sample of label a,
+    and so do models of two classes. The errors p − e_c and t⁻¹ (p − e_a) then differ by less than
+    the head shows, where `level` is seen: the same input with label c rescales what label a sends,
+    and where that rescales the whole gradient, nothing shows at all. (n, C) `logits` of n samples,
+    each of `weight`. A batch size that was `granted` counts them.
+    """
+    if granted is not None:
+        return []
+    p = logits.double().softmax(1)
+    own = p.scatter_add(1, labels[:, None], -torch.ones_like(p[:, :1]))
+    size, square = own.norm(dim=1, keepdim=True).clamp_min(1e-300), p.square().sum(1, keepdim=True)
+    length = weight * features.double().norm(dim=1, keepdim=True)
+    p_a = p.gather(1, labels[:, None])
+    aside = length * (1 - p_a - p).clamp_min(0) / size  # at least; it is at most √3 times that
+    sends = length * (square - 2 * p + 1).clamp_min(0).sqrt()
+    open_ = (aside <= _WEIGHED * level) & (_WEIGHED * sends > TRACE * (length * size).amax())
+    open_ = open_.scatter(1, labels[:, None], False)
+    rows = open_.any(1).nonzero()[:, 0]
+    if len(rows) == 0:
+        return []
+    along = ((square - p_a - p) / size**2)[rows]  # t, of the label that would send most
+    t = along.gather(1, (sends[rows] * open_[rows]).argmax(1, keepdim=True))[:, 0]
+    gram = weight**2 * (own @ own.T) * (features.double() @ features.double().T)
+    whole = gram.sum().clamp_min(1e-300)
+    changes = torch.zeros(len(rows), len(p), dtype=p.dtype, device=p.device)
+    changes[torch.arange(len(rows)), rows] = t
+    if len(rows) == len(p):  # each of them once more
+        changes = torch.cat([changes, changes.sum(0, keepdim=True)])
+    squares = ((changes @ gram) * changes).sum(1) - (changes @ gram).sum(1).square() / whole
+    unseen = squares.clamp_min(0).sqrt() <= _WEIGHED * level
+    if len(rows) == len(p) and bool(unseen[-1]):
+        unseen[:] = True
+    hidden = rows[unseen[: len(rows)]].tolist()
+    if not hidden:
+        return []
+    return [
+        f"The input of sample {name_some(hidden)} may occur once more with another label: only the "
+        "scale of the gradient would show it; say the batch size if it is known."
+    ]
 
 
 def doubt_missing(replay: Replay, number: int, granted: int | None, scale: float | None) -> list[str]:

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.counted import count
-from unsum.certify.doubts.replay import doubt_exchanged, doubt_invisible, doubt_missing, doubt_rest
+from unsum.certify.doubts.replay import (
+    doubt_exchanged,
+    doubt_invisible,
+    doubt_missing,
+    doubt_relabeled,
+    doubt_rest,
+)
 from unsum.certify.question import name_some
 from unsum.head import find_head
 from unsum.knowledge import Knowledge
@@ -30,6 +36,7 @@ _MOST = 2048  # other tokens that are tried in the place of one
 
 def judge(
     played: PlayedText,
+    logits: Tensor,
     told: Tensor,
     open_labels: int,
     knowledge: Knowledge,
@@ -37,12 +44,13 @@ def judge(
     searched: set[str],
     besides: list[str],
 ) -> Claim:
-    """The claim about a replayed batch of n sequences.
+    """The claim about a replayed batch of n sequences, for which the head computes `logits` (M, V).
 
     `told` (n,) says whose tokens the gradient tells. `open_labels` were not found. `searched` names the tensors that the
     search used. `besides` are doubts that the search itself had.
     """
     M = len(played.labels)
+    weight = abs(played.scale) / M
     scale = played.scale if update.reduction == "mean" and update.scale_known else None
     seen = played.positions > played.head_level
     doubts = [
@@ -50,7 +58,8 @@ def judge(
         *doubt_invisible(played.replay.shows().any(1), "Sequence"),
         *doubt_invisible(seen, "Position"),
         *doubt_invisible(told, "Some token of sequence"),
-        *doubt_exchanged(played.features, played.labels, played.inputs, abs(played.scale) / M, played.head_level),
+        *doubt_exchanged(played.features, played.labels, played.inputs, weight, played.head_level),
+        *doubt_relabeled(logits, played.labels, played.features, weight, played.head_level, knowledge.known_batch_size),
         *doubt_missing(played.replay, M, knowledge.known_batch_size, scale),
         *besides,
     ]

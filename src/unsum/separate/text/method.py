@@ -162,7 +162,7 @@ def _leak(
         besides = [note for note in notes if note in (NOT_WHOLE, UNPLACED)]
         besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
         notes = [note for note in notes if note not in besides]
-        claim = judge(played, told, recovered.open, knowledge, update, searched, besides)
+        claim = judge(played, L, told, recovered.open, knowledge, update, searched, besides)
         notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
     return Leak(
         method="text",
