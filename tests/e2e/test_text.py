@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_an_audit_shows_the_text_beside_what_came_back(run: Run, folder: Path) -> None:
     result = run("audit", "--model", f"hf:{folder}", "--data", "mine.txt", "--fail-above", "0.2")
     assert result.code == 1, result.err
-    assert "This update gives away every text of the client's." in result.out
+    assert "This update gives away every text of the client." in result.out
     content = json.loads(Path("unsum-report/result.json").read_text())
     assert [(row["label"], row["found_label"]) for row in content["samples"]] == [(line, line) for line in LINES]
     assert [row["leakage"] for row in content["samples"]] == [1, 1]

@@ -97,7 +97,7 @@ def test_pictures_are_recovered(case: Plugged) -> None:
 
 def test_the_table_has_every_method_and_the_list_says_what_each_needs() -> None:
     needs = {entry.name: entry.needs for entry in MATCHERS}
-    assert {case.method for case in CASES} == {"gias", "ggl", "hcgla", "rog", "lti"} <= set(needs)
+    assert {case.method for case in [*CASES, *FURTHER]} == {"gias", "ggl", "hcgla", "rog", "lti"} <= set(needs)
     for method in ("gias", "ggl"):
         assert "a generator" in needs[method]
     for method in ("hcgla", "rog"):
