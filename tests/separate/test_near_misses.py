@@ -125,7 +125,10 @@ def test_the_text_is_claimed_as_it_is(played: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (lambda given: {"searched": set(given["played"].replay.names)}, NO_SECOND),  # nothing is left that could confirm it
+        (
+            lambda given: {"searched": set(given["played"].replay.names)},
+            NO_SECOND,
+        ),  # nothing is left that could confirm it
         (lambda _: {"open_labels": 1}, "1 positions have a label that was not found."),
         (lambda _: {"told": torch.tensor([True, False])}, "Some token of sequence 1 would send hardly more"),
         (lambda _: {"besides": ["Something else fits."]}, "Something else fits."),
