@@ -92,8 +92,8 @@ def read_table(path: Path = TABLE) -> list[Bug]:
 class Copy:
     """A copy of the tree in a temporary folder, and the tests in it."""
 
-    def __init__(self, root: Path, place: Path) -> None:
-        self.place, self._date = place, 0
+    def __init__(self, root: Path, place: Path, start: str = "forkserver") -> None:
+        self.place, self._start, self._date = place, start, 0
         self._sound: dict[tuple[str, ...], bool] = {}  # tests → whether they pass without a bug
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         for name in filter(None, subprocess.check_output(listed, cwd=root, text=True).split("\0")):
@@ -126,7 +126,7 @@ class Copy:
     def _passes(self, tests: Sequence[str], seconds: float) -> bool:
         """Whether the tests pass, in a process of their own; those that a bug keeps from ending
         have failed."""
-        processes = multiprocessing.get_context("forkserver")
+        processes = multiprocessing.get_context(self._start)
         process = processes.Process(target=_run, args=(self.place, tests))
         process.start()
         process.join(seconds)

@@ -111,7 +111,9 @@ def test_a_classifier_takes_pairs_of_sentences(run: Run, tmp_path: Path) -> None
     content = json.loads(Path("unsum-report/result.json").read_text())
     whole = f"[CLS] {LINES[0]} [SEP] {LINES[1]} [SEP]"
     assert [row["found_label"] for row in content["samples"]] == [whole]
-    assert content["attack"]["exact"]
+    assert not content["attack"]["exact"]  # with two classes, it may be there twice with both labels
+    run("audit", *chosen, "--batch-size-known", "--out", "known")
+    assert json.loads(Path("known/result.json").read_text())["attack"]["exact"]
     run("capture", *chosen)
     assert whole in run("attack", "--model", f"hf:{tmp_path / 'bert'}", "--update", "client.safetensors").out
     leak = json.loads(Path("unsum-leak/leak.json").read_text())

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
+START = "spawn"  # a fork server that other tests have started has imported this tree's unsum already
 MODULE = "def larger(a, b):\n    return a if a > b else b\n\n\ndef unused(a):\n    return a + 1\n"
 TESTS = "from unsum.small import larger\n\n\ndef test_larger():\n    assert larger(1, 2) == larger(2, 1) == 2\n"
 
@@ -81,7 +82,7 @@ def tree(tmp_path: Path) -> Path:
 def test_a_bug_is_caught_or_survives_in_a_copy_and_the_tree_stays(
     mutants: ModuleType, tree: Path, tmp_path: Path
 ) -> None:
-    copy = mutants.Copy(tree, tmp_path / "copy")
+    copy = mutants.Copy(tree, tmp_path / "copy", start=START)
     tests = ("tests/test_small.py",)
     caught = mutants.Bug("small.py", "if a > b", "if a < b", tests, "the smaller is larger")
     survives = mutants.Bug("small.py", "a + 1", "a - 1", tests, "nobody looks")
@@ -94,7 +95,7 @@ def test_tests_that_do_not_end_catch_a_bug_and_those_that_fail_without_it_show_n
     mutants: ModuleType, tree: Path, tmp_path: Path
 ) -> None:
     (tree / "tests/test_failing.py").write_text("def test_it():\n    assert False\n")
-    copy = mutants.Copy(tree, tmp_path / "copy")
+    copy = mutants.Copy(tree, tmp_path / "copy", start=START)
     endless = mutants.Bug("small.py", "return a if a > b else b", "while True: pass", ("tests/test_small.py",), "?")
     assert copy.outcome(endless, 20) == mutants.CAUGHT
     broken = mutants.Bug("small.py", "a + 1", "a - 1", ("tests/test_failing.py",), "?")
