@@ -3,7 +3,6 @@ they may be off."""
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -67,12 +66,15 @@ def test_beside_a_bias_a_sample_is_one_number_longer() -> None:
     assert float(blurred(torch.zeros(1).double(), X, whole)) == pytest.approx(0.01 * 3**0.5 * 26**0.5 / 5)
 
 
-def test_a_predicted_error_is_the_misfit_through_the_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_predicted_error_is_the_misfit_through_the_inverse() -> None:
     """N = diag(4, 9) scatters by √(¼ + ⅑); a misfit over ten equations less two unknowns is divided
     by √8."""
     N = torch.tensor([[4.0, 0.0], [0.0, 9.0]], dtype=torch.float64)
-    condition = SimpleNamespace(equations=10, unknowns=2, linearized=lambda s: (None, None, N.expand(len(s), 2, 2)))
-    monkeypatch.setattr(sys.modules[predicted_errors.__module__], "at_once", lambda _condition: 2)
+
+    def linearize(s: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(matrix=N.expand(len(s), 2, 2))
+
+    condition = SimpleNamespace(equations=10, unknowns=2, at_once=2, linearize=linearize)
     misfits = torch.tensor([1e-3, 2e-3, 0.0], dtype=torch.float64)
     found = predicted_errors(condition, torch.zeros(3, 2).double(), misfits)  # type: ignore[arg-type]
     assert found.tolist() == pytest.approx([value * (13 / 36 / 8) ** 0.5 for value in misfits.tolist()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # [entries] of all Jacobians together that are held at a time, 256 MB and 2 GB of float64.
@@ -23,6 +24,7 @@ class Budget:
     refusals: int = 60  # [steps] in a row that would raise the cost, after which it has ended
     trial: int | None = None  # [steps] after which a start that is not near is discarded
     near: float = 0.15  # [residual norm] below which a start is near a root
+    seconds: float = math.inf  # [s] after which no further step begins
     memory: int | None = None  # [entries] of Jacobians at a time; by default the device decides
 
     def at_once(self, entries: int, device: str) -> int:

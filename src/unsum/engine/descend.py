@@ -9,6 +9,7 @@ predicted one (Nielsen 1999, "Damping parameter in Marquardt's method").
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -217,29 +218,31 @@ def descend(
 
 def _descend(problem: Problem, ends: Descent, budget: Budget, limits: Limits) -> Descent:
     s, live, pace = ends.s, torch.arange(len(ends), device=ends.s.device), _Pace.of(ends.damping)
-    here = problem.linearize(s)
-    ends = Descent(s.clone(), here.cost.clone(), ends.damping.clone())
+    here, end = problem.linearize(s), time.monotonic() + budget.seconds
+    cost, ends = here.cost, Descent(s.clone(), here.cost.clone(), ends.damping.clone())
     for number in range(1, budget.steps + 1):
-        if out_of_time(limits.untried):
+        if time.monotonic() > end or out_of_time(limits.untried):
             break
         step = here.step(pace.damping)
         there = problem.moved(s, step)
-        cost, promised = here.costs(there), here.promised(step)
-        better, ended = pace.judge(here.cost, cost, promised, budget, limits)
-        cost = torch.where(better, cost, here.cost)
-        s = there if bool(better.all()) else torch.where(beside(better, s), there, s)
+        cost_there = here.costs(there)
+        better, ended = pace.judge(cost, cost_there, here.promised(step), budget, limits)
+        all_better = bool(better.all())
+        s = there if all_better else torch.where(beside(better, s), there, s)
+        cost = torch.where(better, cost_there, cost)
         if budget.trial is not None and number > budget.trial:
             ended = ended | (cost > budget.near**2)
-        ends.put(live, Descent(s, cost, pace.damping))
-        if bool(ended.all()):
+        if number == budget.steps or bool(ended.all()):
             break
         if bool(ended.any()):
+            ends.put(live, Descent(s, cost, pace.damping))
             kept = (~ended).nonzero()[:, 0]
             problem, live, s, pace = problem.take(kept), live[kept], s[kept], pace.take(kept)
-        elif not bool(better.any()):
+        elif not all_better and not bool(better.any()):
             continue
-        if number < budget.steps:
-            here = problem.linearize(s)
+        here = problem.linearize(s)
+        cost = here.cost
+    ends.put(live, Descent(s, cost, pace.damping))
     return ends
 
 
@@ -248,14 +251,12 @@ class _Pace:
     """The damping (S,) of every start, and what its last steps came to."""
 
     damping: Tensor
-    growth: Tensor  # of the damping, at the next refusal
+    growth: Tensor  # of the damping, at the next refusal: 2, then 4, 8, …
     stalled: Tensor  # [steps] in a row with hardly a gain, refusals not counted
-    refused: Tensor  # [steps] in a row
 
     @classmethod
     def of(cls, damping: Tensor) -> _Pace:
-        zeros = torch.zeros_like(damping)
-        return cls(damping, zeros + 2.0, zeros, zeros)
+        return cls(damping, torch.full_like(damping, 2.0), torch.zeros_like(damping))
 
     def take(self, rows: Tensor) -> _Pace:
         return _Pace(*(of_starts[rows] for of_starts in vars(self).values()))
@@ -264,19 +265,19 @@ class _Pace:
         self, before: Tensor, after: Tensor, promised: Tensor, budget: Budget, limits: Limits
     ) -> tuple[Tensor, Tensor]:
         """(S,) which steps are taken, and which starts have ended; the damping follows the gain."""
-        better = (promised > 0) & (after < before)
-        gain = ((before - after) / promised).where(better, 0.0)
-        settled = (after > (1 - _HARDLY) * before) & (after < limits.noise)
-        hopeless = (self.damping * self.growth > _MOST) | (promised < _NOTHING * before)
-        slow = torch.where(after > budget.stalled * before, self.stalled + 1, 0.0)
-        self.stalled = torch.where(better, slow, self.stalled)
-        self.refused = torch.where(better, 0.0, self.refused + 1)
-        factor = torch.where(better, (1 - (2 * gain - 1) ** 3).clamp_min(1 / 3), self.growth)
-        self.damping = (self.damping * factor).clamp_min(_LEAST)
+        better = (after < before) & (promised > 0)
+        gain = (before - after) / promised
+        factor = (1 - (2 * gain - 1) ** 3).clamp_min(1 / 3)
+        slow = after > budget.stalled * before
+        self.damping = (self.damping * torch.where(better, factor, self.growth)).clamp_min(_LEAST)
         self.growth = torch.where(better, 2.0, 2 * self.growth)
-        over_good = settled | (self.stalled >= budget.patience) | (after < limits.enough)
-        over_bad = hopeless | (self.refused >= budget.refusals) | (before < limits.enough)
-        return better, torch.where(better, over_good, over_bad) | ~before.isfinite()
+        self.stalled = torch.where(better, (self.stalled + 1) * slow, self.stalled)
+        arrived = (self.stalled >= budget.patience) | (after < limits.enough)
+        if limits.noise:
+            arrived |= (after > (1 - _HARDLY) * before) & (after < limits.noise)
+        lost = (self.damping > _MOST) | (promised < _NOTHING * before)
+        lost |= self.growth > 2.0**budget.refusals
+        return better, torch.where(better, arrived, lost)
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import damped_step
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
 from unsum.head import trace
@@ -30,7 +31,7 @@ from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
 from unsum.spans.reflect import SCALE, begin, flats, walked
-from unsum.spans.roots import Condition, at_once, damped_step, relative, starts
+from unsum.spans.roots import ROUNDING, UNTRIED, Condition, relative, starts
 from unsum.spans.search import VAGUE, WALK, WALKERS, Roots, Rows, allowed, level, spread
 from unsum.update import Update
 
@@ -101,7 +102,7 @@ def search_dropped(pair: Pair, share: float, seed: int, progress: Progress) -> M
     generator = torch.Generator().manual_seed(seed)
     found = Masked(Roots.none(whole.step), whole.K.new_zeros(0, whole.K.shape[1]))
     left, barren = whole, 0
-    while barren < _BARREN and not out_of_time("further starts of the spans"):
+    while barren < _BARREN and not out_of_time(UNTRIED):
         before = len(found), int((found.roots.hits > 1).sum())
         new = _round(left, pair.expected - len(found), share, generator)
         if left is not whole:
@@ -152,7 +153,7 @@ def _kept(z: Tensor, a: Tensor, share: float) -> Tensor:
 def _settled(condition: Condition, s: Tensor, masks: Tensor, share: float, hits: Tensor | None = None) -> Masked:
     """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it leads, and so on."""
     none = Masked(Roots.none(condition.step), masks[:0])
-    few = at_once(condition)
+    few = condition.at_once
     parts = zip(s.split(few), masks.split(few), strict=True)
     ended = [_followed(condition, one, mask, share) for one, mask in parts if len(one)]
     if not ended:
@@ -174,7 +175,7 @@ def _followed(condition: Condition, s: Tensor, masks: Tensor, share: float) -> t
         cost, gradient, N = relative(a, condition.K * masks[:, None, :], condition.next)
         if step == _FOLLOWED or condition.unknowns == 0:
             break
-        s = s + damped_step(gradient, N, s.new_full((len(s),), _HARDLY))
+        s = s + damped_step(gradient, N, _HARDLY, ROUNDING).nan_to_num()
         z = s @ condition.K + condition.c
         a = z * masks
         inside = (condition.next.extended(a) @ V.T) @ V

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from unsum.engine.descend import damped_step
 from unsum.network.chain import Step
 from unsum.spans.basis import rounding_of
-from unsum.spans.roots import damped_step
 from unsum.spans.settle import Moved, Sample
 
 MOST = 2048  # unknowns: their normal equations take a second or two

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import Descent
 from unsum.losses import BinaryCrossEntropy, CrossEntropy
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import deflate
 from unsum.spans.pair import Pair
-from unsum.spans.roots import NEAR, Condition, descend, starts
+from unsum.spans.roots import STARTS, Condition, descend, starts
 from unsum.spans.search import SLACK, Roots, levels, roots_among, tried_starts
 from unsum.spans.settle import Sample, outside_columns
 
@@ -32,7 +33,6 @@ _RIGHT = 0.01  # of δ outside the column spaces: every ReLU is right, and the r
 _APART = 0.02  # relative distance from which two ends are two
 _AGREE = 10.0  # times the usual distance beside the line of w: an end that lies farther off has a wrong ReLU
 _ALONE = 0.03  # error of w from which it is no direction, but one of many
-_STEPS = 60  # of a descent
 _AGAIN = 4  # rounds with w known: more samples tell it better
 
 
@@ -45,19 +45,19 @@ def with_missing(pair: Pair, seed: int) -> Pair:
     condition, generator = pair.condition, torch.Generator().manual_seed(seed)
     ends, found, left, told = condition.K.new_zeros(0, condition.unknowns), Roots.none(condition.step), condition, None
     for _ in range(_ROUNDS):
-        s, misfits = descend(left, starts(left, _STARTS, generator, rows=True), _STEPS, 0.0)
-        X = left.inputs(s)[misfits < NEAR]
+        tried = descend(left, starts(left, _STARTS, generator, rows=True))
+        X = left.inputs(tried.s)[tried.misfit < STARTS.near]
         ends = _distinct(condition, torch.cat([ends, _right(pair, condition, condition.unknowns_of(X))]))
         told = _direction(condition, ends)
         if told is not None or out_of_time("the direction that a layer lacks"):
             break
-        found = found.joined(_roots(pair, left, s, misfits))  # taken out, they leave fewer unknowns to the others
+        found = found.joined(_roots(pair, left, tried))  # taken out, they leave fewer unknowns to the others
         left = deflate(condition, pair.steps, found) or condition if len(found) else condition
     if told is None:
         return pair
     for _ in range(_AGAIN):
         longer = replace(pair, next=_with(pair.next, told)).condition
-        more = _right(pair, condition, tried_starts(longer, pair.expected, generator, first=True)[0])
+        more = _right(pair, condition, tried_starts(longer, pair.expected, generator, first=True).s)
         ends = _distinct(condition, torch.cat([more, ends]))
         told = _direction(condition, ends) or told
     return replace(pair, next=_with(pair.next, told))
@@ -75,13 +75,13 @@ def told_again(pair: Pair, X: Tensor) -> Pair:
 def _right(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
     """Points beside the span whose ReLUs are those of a sample: what they send lies in the column spaces."""
     misfits = condition.misfit(s)
-    s = s[(misfits < NEAR) & (misfits > SLACK * levels(condition, s))]
+    s = s[(misfits < STARTS.near) & (misfits > SLACK * levels(condition, s))]
     return s[_sends_rightly(pair, condition, s)]
 
 
-def _roots(pair: Pair, condition: Condition, s: Tensor, misfits: Tensor) -> Roots:
+def _roots(pair: Pair, condition: Condition, ends: Descent) -> Roots:
     """The samples that lie in the span, where w is hardly any of them."""
-    roots, _ = roots_among(condition, s, misfits)
+    roots, _ = roots_among(condition, ends)
     return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.X))]
 
 
@@ -108,7 +108,7 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
     ends = [_off_its_ways(condition, z) for z in s @ condition.K + condition.c]
     while len(ends) >= _FEWEST:
         normal = V.new_zeros(size + len(ends), size + len(ends))
-        normal[:size, :size] = NEAR**2 * V.T @ V  # w lies outside of the span
+        normal[:size, :size] = STARTS.near**2 * V.T @ V  # w lies outside of the span
         for i, (left, Q) in enumerate(ends):
             told = left.square().sum()  # noise is the same in all, and those that leave hardly anything tell nothing
             normal[:size, :size] += told * (torch.eye(size).to(Q) - Q @ Q.T)

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import Descent
 from unsum.equation.noise import unit_of
 from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
-from unsum.spans.roots import Condition, at_once, descend, starts
+from unsum.spans.roots import ENDS, UNTRIED, Condition, descend, starts
 
 WALKERS = 64  # starts of a round of reflections at least
 # Starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more.
 _CROWD = {"cpu": 1, "cuda": 4}
 _ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
 WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
-_LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
-_STEPS = 60  # of a start without reflections: roots are reached within twenty
 SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
 _MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
 VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
@@ -115,10 +114,10 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     last = time.thread_time()
     found, barren = Roots.none(condition.step), 0
     points, first = [found.X], True
-    while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time("further starts of the spans"):
+    while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time(UNTRIED):
         ended = tried_starts(condition, expected - len(found), generator, first=first)
         before = len(found), int((found.hits > 1).sum())
-        new, near = roots_among(condition, *ended)
+        new, near = roots_among(condition, ended)
         found = found.joined(new)
         points.append(near)
         first = False
@@ -137,28 +136,20 @@ def refined(condition: Condition, roots: Roots) -> Roots:
     """Roots of a deflated condition that are roots of the whole one, followed there where they are isolated there too: samples
     that were taken out left their errors behind."""
     s = condition.unknowns_of(roots.X)
-    again, _ = roots_among(condition, *descend(condition, s, _LAST, least_misfit(condition), _HARDLY))
+    again, _ = roots_among(condition, descend(condition, s, ENDS))
     misfits = condition.misfit(s)
     fit = replace(roots, misfits=misfits)[misfits < allowed(condition, levels(condition, s))]
     return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
 
 
-def least_misfit(condition: Condition) -> float:
-    """The misfit below which no sample gets, as far as noise goes."""
-    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / max(float(condition.next.values[0]), 1e-300)
-
-
-def tried_starts(
-    condition: Condition, wanted: int, generator: torch.Generator, *, first: bool
-) -> tuple[Tensor, Tensor]:
-    """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
-    least = least_misfit(condition)
+def tried_starts(condition: Condition, wanted: int, generator: torch.Generator, *, first: bool) -> Descent:
+    """One round of starts: reflections where the activation allows them, else descents alone."""
     if condition.unknowns and walkable(condition):
         number = max(WALKERS, _CROWD.get(condition.K.device.type, 1) * wanted)
         s = reflected(condition, starts(condition, number, generator, rows=first), WALK)
-        return descend(condition, s[_few_alike(condition, s)], _LAST, least, _HARDLY)
+        return descend(condition, s[_few_alike(condition, s)], ENDS)
     number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
-    return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
+    return descend(condition, starts(condition, number, generator, rows=first))
 
 
 def _few_alike(condition: Condition, s: Tensor) -> Tensor:
@@ -169,8 +160,9 @@ def _few_alike(condition: Condition, s: Tensor) -> Tensor:
     return few
 
 
-def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float = SLACK) -> tuple[Roots, Tensor]:
-    """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
+def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[Roots, Tensor]:
+    """(samples, points beside which others fit as well) among the ends that leave only noise."""
+    s, misfits = ends.s, ends.misfit
     expected = levels(condition, s)
     near = misfits < allowed(condition, expected, slack)
     s, misfits, expected = s[near], misfits[near], expected[near]
@@ -193,9 +185,9 @@ def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor
     """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or must be."""
     spare = max(1, condition.equations - condition.unknowns)
     errors = []
-    few = at_once(condition)
+    few = condition.at_once
     for one, misfit in zip(s.split(few), misfits.split(few), strict=True):
-        errors.append(spread(condition.linearized(one)[2]) * misfit / spare**0.5)
+        errors.append(spread(condition.linearize(one).matrix) * misfit / spare**0.5)
     return torch.cat(errors)
 
 

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import damped_step
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
 from unsum.network.activations import Activation
 from unsum.network.chain import Step
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import Condition, damped_step
+from unsum.spans.roots import Condition
 from unsum.spans.search import PATIENCE, SLACK, Roots
 
 _STEPS = 25  # of one start: it begins on the family, and has few directions to go

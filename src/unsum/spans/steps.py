@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import Descent
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step
@@ -25,15 +26,14 @@ from unsum.progress import Progress
 from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import read_labels
-from unsum.spans.roots import NEAR, Condition, descend, starts
-from unsum.spans.search import PATIENCE, Roots, least_misfit, roots_among, tried_starts
+from unsum.spans.roots import STARTS, Condition, descend, starts
+from unsum.spans.search import PATIENCE, Roots, roots_among, tried_starts
 from unsum.spans.training import MetWeights, Unrolled, Visited, less
 
 _SAMPLES = 32  # that a round of starts is made for: one in five to one in thirty ends in a sample of the step at hand
 _STARTS = 256  # of a round of descents
 _BARREN = 6  # rounds without a new sample, three of each kind, after which a step has no more
 _POOL = 1024  # ends that later steps begin from
-_STEPS = 60  # of one start
 _SLACK = 4.0  # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
 _ALIKE = 1e-2  # relative distance of two weights of one step, or of a sum of weights from the learning rate
 _OFTEN = 8  # copies of a sample in one step at most
@@ -123,9 +123,9 @@ class Unrolling:
         while not self._whole(found, seen) and (barren < _BARREN or time.thread_time() < last + PATIENCE):
             if out_of_time("further starts of a local step"):
                 break
-            s, misfits = self._ends(condition, pool, len(near) - 1, generator)
-            near.append(condition.inputs(s[misfits < NEAR]))
-            more = roots.joined(roots_among(condition, s, misfits)[0])
+            ends = self._ends(condition, pool, len(near) - 1, generator)
+            near.append(condition.inputs(ends.s[ends.misfit < STARTS.near]))
+            more = roots.joined(roots_among(condition, ends)[0])
             news = (len(more), int((more.hits > 1).sum())) > (len(roots), int((roots.hits > 1).sum()))
             barren, last = (0, time.thread_time()) if news else (barren + 1, last)
             roots, seen = more, self._labeled(whole, weights, more)
@@ -134,16 +134,16 @@ class Unrolling:
                 condition = self._rest(self._taken(found, weights, sure)[0], weights, whole)
         return seen, _apart(torch.cat(near), roots)[:_POOL]
 
-    def _ends(self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(ends, misfits): of the pool at first, then of starts by turns with reflections and without.
+    def _ends(self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator) -> Descent:
+        """Ends of the pool at first, then of starts by turns with reflections and without.
 
         Reflections are faster, but where steps are short they arrive at samples of any step.
         """
         if turn == 0 and len(pool):
-            return descend(condition, condition.unknowns_of(pool), _STEPS, least_misfit(condition))
+            return descend(condition, condition.unknowns_of(pool))
         if turn % 2:
             s = starts(condition, _STARTS, generator, rows=turn < 2)
-            return descend(condition, s, _STEPS, least_misfit(condition))
+            return descend(condition, s)
         return tried_starts(condition, _SAMPLES, generator, first=turn < 2)
 
     def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
@@ -182,8 +182,8 @@ class Unrolling:
         """Roots read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
         if len(roots) == 0:
             return None
-        read = descend(whole, whole.unknowns_of(roots.X), _STEPS, least_misfit(whole))
-        again = Roots.none(whole.step).joined(roots_among(whole, *read, _SLACK)[0]).confirmed_by(roots)
+        read = descend(whole, whole.unknowns_of(roots.X))
+        again = Roots.none(whole.step).joined(roots_among(whole, read, _SLACK)[0]).confirmed_by(roots)
         if len(again) == 0:
             return None
         labels, shares = read_labels(weights.steps, self.here, self.next, again.X)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import damped_step
 from unsum.spans.maps.condition import MapCondition
-from unsum.spans.roots import damped_step
 
 _FIRST, _LEAST, _MOST = 1e-1, 1e-12, 1e6  # of Levenberg, relative to the diagonal
 _MEMORY = 1 << 24  # entries of all Jacobians together that are held at a time: 128 MB

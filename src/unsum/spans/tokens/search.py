@@ -18,15 +18,13 @@ from unsum.network.activations import IDENTITY, Activation
 from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import Condition, descend, starts
-from unsum.spans.search import Roots, least_misfit, levels, roots_among
+from unsum.spans.roots import ENDS, Condition, descend, starts
+from unsum.spans.search import Roots, levels, roots_among
 from unsum.spans.tokens.block import FirstBlock, Map
 from unsum.spans.tokens.deflate import taken_out
 from unsum.update import Update
 
 _UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
-_LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
-_STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST = 32  # starts of a round
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
 MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
@@ -63,11 +61,11 @@ def find_tokens(
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
         number = max(_FEWEST, min(largest, crowd * (tokens - int(own.sum()))))
         drawn = _starts(condition, found if entire else Roots.none(whole.step), number, generator)
-        s, misfits = descend(condition, drawn, _STEPS, least_misfit(condition))
+        tried = descend(condition, drawn)
         if view < 2:
-            ends = Roots.none(whole.step).joined(roots_among(condition, s, misfits)[0]).X
+            ends = Roots.none(whole.step).joined(roots_among(condition, tried)[0]).X
         else:  # what was taken out left its errors, so that the best of them may be no roots here
-            ends = condition.inputs(s[misfits.argsort()[:_BEST]])
+            ends = condition.inputs(tried.s[tried.cost.argsort()[:_BEST]])
         found = _each_once(found, _followed(whole, ends))
         before, own = int(own.sum()), _distinct(whole, found)
         if int(own.sum()) <= before:
@@ -86,8 +84,7 @@ def _followed(whole: Condition, X: Tensor) -> Roots:
     """Roots at some hidden units, or among some unknowns, followed to those at all."""
     if len(X) == 0:
         return Roots.none(whole.step)
-    ends = descend(whole, whole.unknowns_of(X), _LAST, least_misfit(whole), _HARDLY)
-    return roots_among(whole, *ends)[0]
+    return roots_among(whole, descend(whole, whole.unknowns_of(X), ENDS))[0]
 
 
 def _each_once(found: Roots, new: Roots) -> Roots:
