@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unsum.engine.descend import Normal, Problem
 from unsum.head import orthonormal_rows
 from unsum.network.activations import Activation
+from unsum.spans.roots import ROUNDING
 
 _DEAD = 1e-12  # size of a map of which nothing passes the activation: no sample
 
@@ -92,7 +94,8 @@ class Places:
     def outside(self, a: Tensor) -> Tensor:
         """(…, E) → (…, places · M), by one large product."""
         places = a.unflatten(-1, (self.beyond.shape[1], -1)).mT.contiguous()
-        return (places.flatten(0, -2) @ self.beyond.T).view(*a.shape[:-1], -1)
+        outside = places.flatten(0, -2) @ self.beyond.T
+        return outside.view(*places.shape[:-1], len(self.beyond)).flatten(-2)
 
     def back(self, rest: Tensor) -> Tensor:
         """What is outside, (…, places · M), as entries (…, E) again."""
@@ -106,7 +109,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class MapCondition:
+class MapCondition(Problem):
     """z = s K + c for unknowns s (S, k): K (k, C, P), c (C, P), of the places that are looked at.
 
     `norm` is a module that mixes places or channels (GroupNorm, say); it needs all places. `affine` is BatchNorm's, with
@@ -132,8 +135,13 @@ class MapCondition:
         return self.affine is None and self.batch is None and not bool(self.c.any())
 
     @property
-    def entries(self) -> int:
+    def read_entries(self) -> int:
+        """Of what the second convolution reads of a sample."""
         return self.c.numel()
+
+    @property
+    def entries(self) -> int:
+        return self.unknowns * self.read_entries
 
     @cached_property
     def _slopes(self) -> Tensor:
@@ -166,8 +174,9 @@ class MapCondition:
         size = a.norm(dim=1)
         return torch.where(size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0)
 
-    def linearized(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual; d(e/|a|) = de/|a| − r (a·da)/|a|²."""
+    def linearize(self, s: Tensor) -> Normal:
+        """The relative residual, whose squared norm is that of the misfit: with a residual e of
+        what is read, a, d(e / |a|) = de / |a| − r (a · da) / |a|²."""
         z = self._normed(s)
         slope = self.activation.slope(z).flatten(1)
         a = self.space.core(self.activation.function(z).flatten(1))
@@ -181,7 +190,9 @@ class MapCondition:
         gradient = to - cost[:, None] * along
         cross = along[:, :, None] * to[:, None, :]
         N = self.space.gram(J) / size[:, None, None].square() - cross - cross.mT
-        return cost, gradient, N + cost[:, None, None] * along[:, :, None] * along[:, None, :]
+        N = N + cost[:, None, None] * along[:, :, None] * along[:, None, :]
+        cost = torch.where(size > _DEAD, cost, 1.0)
+        return Normal(cost, gradient, N, lambda s: self.misfit(s).square(), ROUNDING)
 
     def _moved(self, s: Tensor) -> Tensor:
         """(S or 1, k, C, P) derivatives of what is activated."""

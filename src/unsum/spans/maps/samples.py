@@ -16,7 +16,6 @@ from unsum.progress import Progress
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.condition import MapCondition, convolved
 from unsum.spans.maps.scale import common_factor, least
-from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps, last_rounds, narrowed, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import in_client_mode
@@ -96,7 +95,7 @@ def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[Fo
     near = _with_factor(condition, found, guess).s  # eps moves samples more than a few rounds can follow
 
     def left(factor: float) -> float:
-        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfits.norm())
+        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfit.norm())
 
     near = _with_factor(condition, found, least(left, guess)).s
     value = least(left, guess)
@@ -112,7 +111,7 @@ def _at_factor(condition: MapCondition, factor: float) -> MapCondition:
 
 def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
     """The samples once more."""
-    again = settled(_at_factor(condition, factor), Ends.of(found.s), found.s)
+    again = settled(_at_factor(condition, factor), found.s, found.s)
     return replace(
         again, hits=found.hits[torch.cdist(again.s, found.s).argmin(1)], sign=found.sign
     )  # two may be one now
