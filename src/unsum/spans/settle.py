@@ -13,29 +13,29 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
-from unsum.engine.descend import damped_step
+from unsum.engine.budget import Budget
+from unsum.engine.descend import Normal, Problem, descend
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
 from unsum.network.activations import Activation
 from unsum.network.chain import Step
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import Condition
+from unsum.spans.roots import ROUNDING, Condition
 from unsum.spans.search import PATIENCE, SLACK, Roots
 
-_STEPS = 25  # of one start: it begins on the family, and has few directions to go
-_STALLED, _PATIENT = 0.999, 4  # a step that keeps more of the cost has stalled; so many in a row are the end
+# A start begins on its family, and has few directions to go. Chosen by: arbitrary budget.
+_DESCENT = Budget(steps=25, damping=1e-2, patience=1, refusals=4, memory=1 << 24)
 _LABELS = 3  # the likeliest ones that a start is tried with
 _WORTH = 5.0  # times as far outside the spans as the likeliest label: worth trying
 _CLASSES = 64  # that are looked at for them
 _ISOLATED = 1e-2  # predicted relative error from which a point is still one of many
 _EVEN = 1e-2  # relative distance of a weight from the usual one, or its multiple
-_MEMORY = 1 << 24  # entries of all Jacobians together that are held at a time: 128 MB
 _PINNED = 1e6  # weight of the equation that holds α at a value
 
 
@@ -183,12 +183,12 @@ def settle(
     """
     sample, pin = Sample(condition, steps, loss), Pin(math.log(alpha), _PINNED if pinned else 0.0)
     u, Y = _starts(sample, X, alpha)
-    chunk = max(1, _MEMORY // (u.shape[1] * 6 * condition.K.shape[1]))
+    family = _Family(sample, Y, pin)
     start, ended = time.thread_time(), []
-    for one, y in zip(u.split(chunk), Y.split(chunk), strict=True):
+    for rows in torch.arange(len(u), device=u.device).split(_DESCENT.at_once(family.entries, u.device.type)):
         if time.thread_time() > start + PATIENCE or out_of_time("families of samples that look alike"):
             break
-        ended.append(_followed(sample, one, y, pin))
+        ended.append(_followed(family.take(rows), u[rows]))
     if not ended:
         return Roots.none(steps[0]), condition.K.new_zeros(0)
     u, left, errors, vague = (torch.cat(part) for part in zip(*ended, strict=True))
@@ -251,24 +251,37 @@ def _labels(sample: Sample) -> Tensor:
     return torch.eye(C)[sample.head_rows.topk(min(C, _CLASSES)).indices.cpu()]
 
 
-def _followed(sample: Sample, u: Tensor, Y: Tensor, pin: Pin) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(u, what is left in units of noise, deviations of s and of log α) after Gauss–Newton with Levenberg's damping."""
-    u, going = u.clone(), torch.arange(len(u), device=u.device)
-    damping, stalled = u.new_full((len(u),), 1e-2), u.new_zeros(len(u))
-    for _ in range(_STEPS):
-        here, y = u[going], Y[going]
-        r, J, units = sample.equations(here, y, pin)
-        moved = here + damped_step((J.mT @ r[..., None])[..., 0], J.mT @ J, damping[going])
-        there = sample.equations(moved, y, pin, units)[0].square().sum(1).nan_to_num(nan=torch.inf)
-        cost = r.square().sum(1)
-        better = there < cost
-        u[going] = torch.where(better[:, None], moved, here)
-        damping[going] = torch.where(better, damping[going] / 5, damping[going] * 5).clamp(1e-12, 1e8)
-        stalled[going] = torch.where(there < _STALLED * cost, 0.0, stalled[going] + 1)
-        going = going[stalled[going] < _PATIENT]
-        if len(going) == 0:
-            break
-    r, J, _ = sample.equations(u, Y, pin)
+@dataclass(frozen=True)
+class _Family(Problem):
+    """The equations of starts u (S, k + 1) with a label each. A step is judged in the units of the
+    point that it leaves: larger noise would explain more."""
+
+    sample: Sample
+    Y: Tensor
+    pin: Pin
+
+    @property
+    def entries(self) -> int:
+        K = self.sample.condition.K
+        return (len(K) + 1) * 6 * K.shape[1]
+
+    def linearize(self, s: Tensor) -> Normal:
+        r, J, units = self.sample.equations(s, self.Y, self.pin)
+
+        def costs(moved: Tensor) -> Tensor:
+            return self.sample.equations(moved, self.Y, self.pin, units)[0].square().sum(1)
+
+        gradient, N = (J.mT @ r[..., None])[..., 0], J.mT @ J
+        return Normal(r.square().sum(1), gradient, N, costs, ROUNDING)
+
+    def take(self, rows: Tensor) -> _Family:
+        return replace(self, Y=self.Y[rows])
+
+
+def _followed(family: _Family, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(u, what is left in units of noise, deviations of s and of log α) where starts end."""
+    u = descend(family, u, _DESCENT).s
+    r, J, _ = family.sample.equations(u, family.Y, family.pin)
     left = r.square().mean(1).sqrt().nan_to_num(nan=torch.inf)
     sizes = J.norm(dim=1).clamp(1e-150, 1e150)
     even = (J / sizes[:, None]).nan_to_num(posinf=0.0, neginf=0.0)  # columns of one size: eigenvalues stay within k
