@@ -147,7 +147,7 @@ def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pyt
 
     def without_one(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
         found = whole(condition, samples, seed, progress)
-        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+        return found[1:]
 
     name = "solve_rounds" if train else "solve_known"
     whole = getattr(samples, name)
@@ -170,7 +170,7 @@ def test_samples_that_become_one_on_the_way_are_named_as_missing(monkeypatch: py
 
     def fewer(condition: MapCondition, ends: Tensor, chosen: Tensor) -> FoundMaps:
         found = whole(condition, ends, chosen)
-        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+        return found[1:]
 
     monkeypatch.setattr(samples, "settled", fewer)
     sent = client(network(), [0, 1, 2])

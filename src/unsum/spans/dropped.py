@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import damped_step
+from unsum.engine.found import Found
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
 from unsum.head import trace
@@ -32,7 +33,7 @@ from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
 from unsum.spans.reflect import SCALE, begin, flats, walked
 from unsum.spans.roots import ROUNDING, UNTRIED, Condition, relative, starts
-from unsum.spans.search import VAGUE, WALK, WALKERS, Roots, Rows, allowed, level, spread
+from unsum.spans.search import VAGUE, WALK, WALKERS, allowed, level, spread
 from unsum.update import Update
 
 _FOLLOWED = 12  # steps of Gauss–Newton: masks settle within five
@@ -44,19 +45,10 @@ _SILENT = 30.0  # times the noise of δ: less is zero, unless the logits' own gr
 
 
 @dataclass(frozen=True)
-class Masked(Rows):
+class Masked(Found):
     """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 / (1 − p)."""
 
-    roots: Roots
     masks: Tensor
-
-    def joined(self, other: Masked) -> Masked:
-        """Both, each sample once."""
-        if not len(self) + len(other):
-            return self
-        roots = self.roots.joined(other.roots)
-        X, masks = torch.cat([self.roots.X, other.roots.X]), torch.cat([self.masks, other.masks])
-        return Masked(roots, masks[torch.cdist(roots.X, X).argmin(1)])
 
 
 def chain_through(model: nn.Module, update: Update, device: torch.device) -> tuple[Chain, dict[str, float]]:
@@ -100,19 +92,20 @@ def search_dropped(pair: Pair, share: float, seed: int, progress: Progress) -> M
     """Samples, until every direction has its own, each found twice, or rounds bring nothing new."""
     whole = Condition.of(pair.steps[0], pair.here, pair.next)
     generator = torch.Generator().manual_seed(seed)
-    found = Masked(Roots.none(whole.step), whole.K.new_zeros(0, whole.K.shape[1]))
+    none = vars(Found.none(whole.step.W))
+    found = Masked(**none, masks=whole.K.new_zeros(0, whole.K.shape[1]))
     left, barren = whole, 0
     while barren < _BARREN and not out_of_time(UNTRIED):
-        before = len(found), int((found.roots.hits > 1).sum())
+        before = len(found), found.twice
         new = _round(left, pair.expected - len(found), share, generator)
         if left is not whole:
-            new = _settled(whole, whole.unknowns_of(new.roots.X), new.masks, share, new.roots.hits)
+            new = _settled(whole, whole.unknowns_of(new.points), new.masks, share, new.hits)
         found = found.joined(new)
-        twice = found.roots.hits > 1
-        if len(found) >= pair.expected and bool(twice.all()):
+        if len(found) >= pair.expected and found.twice == len(found):
             break
-        barren = 0 if (len(found), int(twice.sum())) > before else barren + 1
-        left = _without(whole, pair.steps, found if len(found) < pair.expected else found[twice])
+        barren = 0 if (len(found), found.twice) > before else barren + 1
+        out = found if len(found) < pair.expected else found[found.hits > 1]
+        left = _without(whole, pair.steps, out)
         progress.part(min(len(found), pair.expected), pair.expected)
     return found
 
@@ -152,18 +145,15 @@ def _kept(z: Tensor, a: Tensor, share: float) -> Tensor:
 
 def _settled(condition: Condition, s: Tensor, masks: Tensor, share: float, hits: Tensor | None = None) -> Masked:
     """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it leads, and so on."""
-    none = Masked(Roots.none(condition.step), masks[:0])
     few = condition.at_once
     parts = zip(s.split(few), masks.split(few), strict=True)
-    ended = [_followed(condition, one, mask, share) for one, mask in parts if len(one)]
-    if not ended:
-        return none
+    ended = [_followed(condition, one, mask, share) for one, mask in parts]
     s, masks, misfits, errors = (torch.cat(part) for part in zip(*ended, strict=True))
     X = condition.inputs(s)
     errors = errors / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < VAGUE
     counts = torch.ones_like(errors) if hits is None else hits
-    return none.joined(Masked(Roots(X, errors, counts, misfits), masks)[sure])
+    return Masked(X, errors, misfits, counts, masks)[sure].distinct()
 
 
 def _followed(condition: Condition, s: Tensor, masks: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -191,7 +181,7 @@ def _without(condition: Condition, steps: list[Step], found: Masked) -> Conditio
     """The condition without the found samples, as far as their δ can be told."""
     if not len(found):
         return condition
-    X = found.roots.X
+    X = found.points
     z = steps[0].linear(X)
     read = z.relu() * found.masks
     above = steps[1].linear(read)
@@ -200,7 +190,7 @@ def _without(condition: Condition, steps: list[Step], found: Masked) -> Conditio
     out = sure & told
     if not bool(out.any()) or int(out.sum()) >= len(condition.next):
         return condition
-    errors = found.roots.errors[out]
+    errors = found.errors[out]
     here, following = (
         _less(span, sent[out], a[out], errors)
         for span, sent, a in ((condition.here, first, X), (condition.next, second, read))
@@ -228,7 +218,7 @@ def _sent(span: LayerSpan, off: Tensor) -> tuple[Tensor, Tensor]:
 
 def masked_steps(steps: list[Step], found: Masked, shares: dict[str, float]) -> list[Step]:
     """The layers with all masks in their activations, for all samples of the batch in this order."""
-    steps, X = [_masked(steps[0], found.masks), *steps[1:]], found.roots.X
+    steps, X = [_masked(steps[0], found.masks), *steps[1:]], found.points
     for i, step in enumerate(steps[1:-1], start=1):
         share = shares.get(step.name, 1.0)
         if share == 1:

@@ -15,6 +15,7 @@ from torch import Tensor
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_drowned, doubt_several, doubt_unexplained
+from unsum.engine.found import Found
 from unsum.engine.replay import tolerance
 from unsum.engine.twins import FAR
 from unsum.knowledge import Knowledge
@@ -23,7 +24,6 @@ from unsum.local_training import LocalTraining
 from unsum.network.chain import Shape
 from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.spans.search import Roots
 from unsum.spans.targets import LossReading
 from unsum.spans.training import Unrolled, Visited
 
@@ -44,7 +44,7 @@ _LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the r
 class Answer:
     """Samples with what the head says about them, and what they leave of the gradients when they are played again."""
 
-    roots: Roots
+    roots: Found
     X: Tensor  # (R, n), the roots' or better ones
     errors: Tensor
     reading: LossReading
@@ -55,7 +55,7 @@ class Answer:
     @property
     def moved(self) -> Tensor:
         """(R,) whether the last solve took a sample farther from where the spans have it than they allow."""
-        far = (self.X - self.roots.X).norm(dim=1) / self.X.norm(dim=1).clamp_min(1e-300)
+        far = (self.X - self.roots.points).norm(dim=1) / self.X.norm(dim=1).clamp_min(1e-300)
         return ~(far < (_MOVED * self.roots.errors + _STAYS).clamp_max(_FARTHEST))
 
     @property
@@ -172,7 +172,7 @@ class UnrolledAnswer:
     def counted(self, knowledge: Knowledge) -> Counted:
         """How many samples the visits are of."""
         seen = self.found.seen
-        X, errors = (torch.cat([getattr(one.roots, name) for one in seen]) for name in ("X", "errors"))
+        X, errors = (torch.cat([getattr(one.roots, name) for one in seen]) for name in ("points", "errors"))
         labels, copies = (
             torch.cat(parts) for parts in ([one.labels for one in seen], [self.copies(one) for one in seen])
         )
@@ -239,9 +239,9 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
             replace(step, grad_W=left.grad_W + by_W, grad_b=None if left.grad_b is None else left.grad_b + by_b)
             for step, left, (by_W, by_b) in zip(met.steps, found.left, put, strict=True)
         ]
-        Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.X)
+        Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.points)
         shapes: list[Shape] = [(step.W.shape[1],) for step in steps]
-        batch = PlayedBatch(steps, seen.roots.X, Y, seen.weights[:, None], shapes)
+        batch = PlayedBatch(steps, seen.roots.points, Y, seen.weights[:, None], shapes)
         told = replace(knowledge, labels=None, batch_size=None if knowledge.known_batch_size is None else len(seen))
         replayed = replay(batch, seen.roots.errors)
         limit = _ROUNDED * max(replayed.replay.unexplained, tolerance())

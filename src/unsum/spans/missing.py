@@ -19,12 +19,13 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
+from unsum.engine.found import Found
 from unsum.losses import BinaryCrossEntropy, CrossEntropy
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import deflate
 from unsum.spans.pair import Pair
 from unsum.spans.roots import STARTS, Condition, descend, starts
-from unsum.spans.search import SLACK, Roots, levels, roots_among, tried_starts
+from unsum.spans.search import SLACK, levels, roots_among, tried_starts
 from unsum.spans.settle import Sample, outside_columns
 
 _STARTS, _ROUNDS = 1024, 4  # descents at a time, and how often: one in a hundred ends with every ReLU right
@@ -43,7 +44,12 @@ def with_missing(pair: Pair, seed: int) -> Pair:
     if not lacks_one or not rectified or not pair.next.has_bias:
         return pair
     condition, generator = pair.condition, torch.Generator().manual_seed(seed)
-    ends, found, left, told = condition.K.new_zeros(0, condition.unknowns), Roots.none(condition.step), condition, None
+    ends, found, left, told = (
+        condition.K.new_zeros(0, condition.unknowns),
+        Found.none(condition.step.W),
+        condition,
+        None,
+    )
     for _ in range(_ROUNDS):
         tried = descend(left, starts(left, _STARTS, generator, rows=True))
         X = left.inputs(tried.s)[tried.misfit < STARTS.near]
@@ -79,10 +85,10 @@ def _right(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
     return s[_sends_rightly(pair, condition, s)]
 
 
-def _roots(pair: Pair, condition: Condition, ends: Descent) -> Roots:
+def _roots(pair: Pair, condition: Condition, ends: Descent) -> Found:
     """The samples that lie in the span, where w is hardly any of them."""
     roots, _ = roots_among(condition, ends)
-    return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.X))]
+    return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.points))]
 
 
 def _sends_rightly(pair: Pair, condition: Condition, s: Tensor) -> Tensor:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
+from unsum.engine.found import Found
 from unsum.equation.noise import unit_of
-from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
@@ -26,62 +25,10 @@ WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 o
 SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
 _MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
 VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
-_SAME = 1e-4  # relative distance within which two roots are one
 _PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
 _FEWEST, _LARGEST = 64, 2048  # starts of such a round
 _BARREN = 4  # rounds in a row without a new sample, after which the search ends
 PATIENCE = 8.0  # seconds of computing without a new sample, after which it ends too, as the head's solver does
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Tensors, or other `Rows`, with a row for each sample; `those[kept]` are some of them."""
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
-
-    def __getitem__(self, kept: Tensor) -> Self:
-        return type(self)(*(getattr(self, field.name)[kept] for field in fields(self)))
-
-
-@dataclass(frozen=True)
-class Roots(Rows):
-    """Samples that were found: inputs (R, n) of the layer, predicted relative errors, and how many starts ended in each."""
-
-    X: Tensor
-    errors: Tensor
-    hits: Tensor
-    misfits: Tensor
-
-    @classmethod
-    def none(cls, step: Step) -> Roots:
-        empty = torch.zeros(0, dtype=torch.float64, device=step.W.device)
-        return cls(empty.new_zeros(0, step.W.shape[1]), empty, empty, empty)
-
-    def confirmed_by(self, other: Roots) -> Roots:
-        """These samples, with the starts of others that ended in the same ones."""
-        if len(self) == 0 or len(other) == 0:
-            return self
-        within = (_SAME + 10 * (self.errors[:, None] + other.errors)).clamp_max(VAGUE)
-        near = torch.cdist(self.X, other.X) < within * self.X.norm(dim=1, keepdim=True)
-        return replace(self, hits=self.hits + near.to(self.hits) @ other.hits)
-
-    def joined(self, other: Roots) -> Roots:
-        """Both, each sample once: the better reading of it stays, and hits add up."""
-        X, errors = torch.cat([self.X, other.X]), torch.cat([self.errors, other.errors])
-        hits, misfits = torch.cat([self.hits, other.hits]), torch.cat([self.misfits, other.misfits])
-        within = (_SAME + 10 * (errors[:, None] + errors)) * X.norm(dim=1).clamp_min(1e-300)[:, None]
-        near = (torch.cdist(X, X) < within).cpu().numpy()
-        kept: list[int] = []
-        counts: list[float] = []
-        for i, hit in zip(misfits.argsort().tolist(), hits[misfits.argsort()].tolist(), strict=True):
-            first = near[i, kept].nonzero()[0]
-            if len(first):
-                counts[first[0]] += hit
-            else:
-                kept.append(i)
-                counts.append(hit)
-        return Roots(X[kept], errors[kept], hits.new_tensor(counts), misfits[kept])
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
@@ -104,7 +51,7 @@ def blurred(errors: Tensor, X: Tensor, span: LayerSpan) -> Tensor:
     return torch.hypot(errors, level(X, span) * extended)
 
 
-def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
+def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Found, Tensor]:
     """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
     rounds bring nothing new. The points lie in families, which `settle` looks through.
 
@@ -112,16 +59,16 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     """
     generator = torch.Generator().manual_seed(seed)
     last = time.thread_time()
-    found, barren = Roots.none(condition.step), 0
-    points, first = [found.X], True
+    found, barren = Found.none(condition.step.W), 0
+    points, first = [found.points], True
     while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time(UNTRIED):
         ended = tried_starts(condition, expected - len(found), generator, first=first)
-        before = len(found), int((found.hits > 1).sum())
+        before = len(found), found.twice
         new, near = roots_among(condition, ended)
         found = found.joined(new)
         points.append(near)
         first = False
-        twice = int((found.hits > 1).sum())
+        twice = found.twice
         if (most and len(found)) or (len(found) >= expected and twice == len(found)):
             break
         if (len(found), twice) > before:
@@ -132,10 +79,10 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     return found, torch.cat(points)
 
 
-def refined(condition: Condition, roots: Roots) -> Roots:
+def refined(condition: Condition, roots: Found) -> Found:
     """Roots of a deflated condition that are roots of the whole one, followed there where they are isolated there too: samples
     that were taken out left their errors behind."""
-    s = condition.unknowns_of(roots.X)
+    s = condition.unknowns_of(roots.points)
     again, _ = roots_among(condition, descend(condition, s, ENDS))
     misfits = condition.misfit(s)
     fit = replace(roots, misfits=misfits)[misfits < allowed(condition, levels(condition, s))]
@@ -160,19 +107,19 @@ def _few_alike(condition: Condition, s: Tensor) -> Tensor:
     return few
 
 
-def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[Roots, Tensor]:
+def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[Found, Tensor]:
     """(samples, points beside which others fit as well) among the ends that leave only noise."""
     s, misfits = ends.s, ends.misfit
     expected = levels(condition, s)
     near = misfits < allowed(condition, expected, slack)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
-        none = Roots.none(condition.step)
-        return none, none.X
+        none = Found.none(condition.step.W)
+        return none, none.points
     X = condition.inputs(s)
     errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < VAGUE
-    return Roots(X[sure], errors[sure], torch.ones_like(errors[sure]), misfits[sure]), X[~sure]
+    return Found.of(X[sure], errors[sure], misfits[sure]), X[~sure]
 
 
 def allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:

@@ -21,13 +21,14 @@ from torch import Tensor
 from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
 from unsum.engine.descend import Normal, Problem, descend
+from unsum.engine.found import Found
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
 from unsum.network.activations import Activation
 from unsum.network.chain import Step
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import ROUNDING, Condition
-from unsum.spans.search import PATIENCE, SLACK, Roots
+from unsum.spans.search import PATIENCE, SLACK
 
 # A start begins on its family, and has few directions to go. Chosen by: arbitrary budget.
 _DESCENT = Budget(steps=25, damping=1e-2, patience=1, refusals=4, memory=1 << 24)
@@ -176,7 +177,7 @@ def _bend(activation: Activation, z: Tensor) -> Tensor:
 
 def settle(
     condition: Condition, steps: list[Step], X: Tensor, loss: Loss, alpha: float, usual: float | None, *, pinned: bool
-) -> tuple[Roots, Tensor]:
+) -> tuple[Found, Tensor]:
     """Samples (R) among points X (P, n) of families, and their weights (R,).
 
     The search for a weight begins at `alpha`, or holds it there; `usual` is what samples that are known already weigh.
@@ -190,15 +191,15 @@ def settle(
             break
         ended.append(_followed(family.take(rows), u[rows]))
     if not ended:
-        return Roots.none(steps[0]), condition.K.new_zeros(0)
+        return Found.none(steps[0].W), condition.K.new_zeros(0)
     u, left, errors, vague = (torch.cat(part) for part in zip(*ended, strict=True))
     inputs, weights = condition.inputs(u[:, :-1]), u[:, -1].exp()
     errors = errors / inputs.norm(dim=1).clamp_min(1e-300)
     sure = (left < SLACK) & (errors < _ISOLATED) & weights.isfinite() & (weights > 0)
     sure[sure.clone()] = _in_keeping(weights[sure], vague[sure], usual)
-    kept = Roots(inputs[sure], errors[sure], torch.ones_like(errors[sure]), left[sure])
-    found = Roots.none(steps[0]).joined(kept)
-    nearest = torch.cdist(found.X, kept.X).argmin(1) if len(kept) else found.errors.long()
+    kept = Found.of(inputs[sure], errors[sure], left[sure])
+    found = kept.distinct()
+    nearest = torch.cdist(found.points, kept.points).argmin(1) if len(kept) else found.errors.long()
     return found, weights[sure][nearest]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
+from unsum.engine.found import Found
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step
@@ -27,7 +28,7 @@ from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import read_labels
 from unsum.spans.roots import STARTS, Condition, descend, starts
-from unsum.spans.search import PATIENCE, Roots, roots_among, tried_starts
+from unsum.spans.search import PATIENCE, roots_among, tried_starts
 from unsum.spans.training import MetWeights, Unrolled, Visited, less
 
 _SAMPLES = 32  # that a round of starts is made for: one in five to one in thirty ends in a sample of the step at hand
@@ -119,14 +120,14 @@ class Unrolling:
         whole = Condition.of(weights.steps[0], self.here, self.next)
         condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        roots, seen, near, barren, last = Roots.none(whole.step), None, [pool[:0]], 0, time.thread_time()
+        roots, seen, near, barren, last = Found.none(whole.step.W), None, [pool[:0]], 0, time.thread_time()
         while not self._whole(found, seen) and (barren < _BARREN or time.thread_time() < last + PATIENCE):
             if out_of_time("further starts of a local step"):
                 break
             ends = self._ends(condition, pool, len(near) - 1, generator)
             near.append(condition.inputs(ends.s[ends.misfit < STARTS.near]))
             more = roots.joined(roots_among(condition, ends)[0])
-            news = (len(more), int((more.hits > 1).sum())) > (len(roots), int((roots.hits > 1).sum()))
+            news = (len(more), more.twice) > (len(roots), roots.twice)
             barren, last = (0, time.thread_time()) if news else (barren + 1, last)
             roots, seen = more, self._labeled(whole, weights, more)
             sure = None if seen is None else seen[seen.roots.hits > 1]
@@ -178,15 +179,15 @@ class Unrolling:
             spans[i] = spans[i].without(delta, read, max(1, len(spans[i]) - found.visits))
         return Condition.of(weights.steps[0], spans[0], spans[1])
 
-    def _labeled(self, whole: Condition, weights: MetWeights, roots: Roots) -> Visited | None:
-        """Roots read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
+    def _labeled(self, whole: Condition, weights: MetWeights, roots: Found) -> Visited | None:
+        """Found read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
         if len(roots) == 0:
             return None
-        read = descend(whole, whole.unknowns_of(roots.X))
-        again = Roots.none(whole.step).joined(roots_among(whole, read, _SLACK)[0]).confirmed_by(roots)
+        read = descend(whole, whole.unknowns_of(roots.points))
+        again = roots_among(whole, read, _SLACK)[0].distinct().confirmed_by(roots)
         if len(again) == 0:
             return None
-        labels, shares = read_labels(weights.steps, self.here, self.next, again.X)
+        labels, shares = read_labels(weights.steps, self.here, self.next, again.points)
         ratios = shares / shares.median()
         times = ratios.round().clamp(1, _OFTEN)
         kept = (ratios / times - 1).abs() < _ALIKE
@@ -196,8 +197,8 @@ class Unrolling:
         return Visited(again, labels, base * times)[kept]
 
 
-def _apart(X: Tensor, roots: Roots) -> Tensor:
+def _apart(X: Tensor, roots: Found) -> Tensor:
     """Ends that are none of the samples found."""
     if len(roots) == 0 or len(X) == 0:
         return X
-    return X[torch.cdist(X, roots.X).amin(1) > _SEEN * X.norm(dim=1)]
+    return X[torch.cdist(X, roots.points).amin(1) > _SEEN * X.norm(dim=1)]

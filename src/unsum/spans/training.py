@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from unsum.engine.found import Found, Rows
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step, backward, forward
 from unsum.separate.local_steps.movement import Schedule
-from unsum.spans.search import Roots, Rows
 from unsum.update import Update
 
 _PLACES = 8  # last places that sums of some hundred terms are off by
@@ -27,13 +27,13 @@ _DEVIATION = 0.29  # of a rounded number, in units of the last place: 1/√12
 class Visited(Rows):
     """What one local step saw: inputs (R, n) of the first layer with their errors, labels, and how much each counts in −Δ."""
 
-    roots: Roots
+    roots: Found
     labels: Tensor
     weights: Tensor
 
     def passes(self, steps: list[Step]) -> tuple[list[Tensor], list[Tensor]]:
         """(what every layer reads, δ at what it writes, with the samples' weights) at the weights that the step met."""
-        read, z = forward(steps, self.roots.X)
+        read, z = forward(steps, self.roots.points)
         Y = torch.nn.functional.one_hot(self.labels, z[-1].shape[1]).to(z[-1])
         return read, backward(steps, z, (z[-1].softmax(1) - Y) * self.weights[:, None])
 

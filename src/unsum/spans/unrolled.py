@@ -65,7 +65,7 @@ def read_steps(
 
 def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
     """(visits,) which sample each visit is of, numbered in the order in which steps saw them first."""
-    X, labels = torch.cat([seen.roots.X for seen in found.seen]), torch.cat([seen.labels for seen in found.seen])
+    X, labels = torch.cat([seen.roots.points for seen in found.seen]), torch.cat([seen.labels for seen in found.seen])
     if not inputs_stay:
         return torch.arange(len(X), device=X.device)
     same = (torch.cdist(X, X) < _SAME * X.norm(dim=1)) & (labels[:, None] == labels)
@@ -84,7 +84,7 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
             *parts, alpha = solved
             sizes = [len(seen) for seen in found.seen]
             steps = zip(found.seen, *(part.split(sizes) for part in parts), strict=True)
-            moved = [Visited(replace(s.roots, X=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
+            moved = [Visited(replace(s.roots, points=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
             again = replace(search.followed(moved), even=found.even)
             if not again.unexplained < found.unexplained:
                 break
@@ -115,22 +115,22 @@ def _by_all_layers(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[
     Y = torch.nn.functional.one_hot(labels, len(search.change[-1].W)).to(weights)
     noises = [rounded_entry(step, len(found.seen)) for step in search.change]
     together = AllSamples(samples, [len(seen) for seen in found.seen], search.change, Y, weights, noises)
-    X, errors, alpha = solve_together(together, torch.cat([seen.roots.X for seen in found.seen]), 1.0)
+    X, errors, alpha = solve_together(together, torch.cat([seen.roots.points for seen in found.seen]), 1.0)
     return X, errors, alpha if search.training.learning_rate is None else 1.0
 
 
 def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> FoundSamples:
     sharp = [seen.roots for seen in answer.found.seen]
-    blunt = [replace(roots, errors=blurred(roots.errors, roots.X, pair.here)) for roots in sharp]
+    blunt = [replace(roots, errors=blurred(roots.errors, roots.points, pair.here)) for roots in sharp]
     visited = [replace(seen, roots=roots) for seen, roots in zip(answer.found.seen, blunt, strict=True)]
     answer = replace(answer, found=replace(answer.found, seen=visited))
     claim = judge_steps(answer, knowledge, seed)
     found = answer.found
-    passed = [forward(met.steps, seen.roots.X) for seen, met in zip(found.seen, found.met, strict=True)]
+    passed = [forward(met.steps, seen.roots.points) for seen, met in zip(found.seen, found.met, strict=True)]
     times = torch.cat([answer.copies(seen) for seen in found.seen])
     first = answer.firsts
     chosen = first.repeat_interleave(times[first])
-    X = torch.cat([seen.roots.X for seen in found.seen])[chosen]
+    X = torch.cat([seen.roots.points for seen in found.seen])[chosen]
     labels = torch.cat([seen.labels for seen in found.seen])[chosen]
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     leak = Leak(

@@ -64,7 +64,7 @@ class BottleneckAnswer:
 def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Tensor) -> BottleneckAnswer:
     """From maps (B, C, h, w) of the first convolution."""
     head, update, pair, train = asked.head, asked.update, batch.pair, batch.train
-    read = found.condition.read(found.s)  # (B, C', P) by the second one
+    read = found.condition.read(found.points)  # (B, C', P) by the second one
     second = pair.second
     rows = read.mT.flatten(0, 1)  # (B · P, C')
     delta = sent_behind(second, read, train=train)

@@ -187,7 +187,7 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
     pair, grad_beta, train = block.pair, block.entrance.behind.grad_beta, batch.train
     maps = maps_of(batch, found, factor)
     errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
-    delta = as_maps(sent_behind(pair.second, found.condition.read(found.s), train=train), maps.shape).contiguous()
+    delta = as_maps(sent_behind(pair.second, found.condition.read(found.points), train=train), maps.shape).contiguous()
     level = maps.square().mean((1, 2, 3), keepdim=True).sqrt() * (_CLEAR * errors).clamp_min(FLOOR)[:, None, None, None]
     d = _sent_back(block, maps, delta, errors, behind=False)
     if train:  # one factor of the pair's own maps is open, too

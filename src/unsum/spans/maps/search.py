@@ -6,25 +6,15 @@ import torch
 from torch import Tensor
 
 from unsum.engine.descend import Descent
+from unsum.engine.found import Found
 
 # [of its size] distance within which two ends are one. Chosen by: arbitrary margin.
 _SAME = 2e-2
 
 
-def apart(ends: Descent) -> tuple[Tensor, Tensor]:
-    """(ends that differ, the best of each, as numbers; how many starts came to each)."""
-    kept: list[int] = []
-    hits: list[int] = []
-    sizes = 1e-12 + ends.s.norm(dim=1)
-    for i in ends.cost.argsort().tolist():
-        near = ((ends.s[kept] - ends.s[i]).norm(dim=1) < _SAME * sizes[i]).nonzero()[:, 0].tolist()
-        if near:
-            hits[near[0]] += 1
-        else:
-            kept.append(i)
-            hits.append(1)
-    device = ends.s.device
-    return torch.tensor(kept, dtype=torch.long, device=device), torch.tensor(hits, dtype=torch.long, device=device)
+def apart(ends: Descent) -> Found:
+    """Ends that differ, the best of each, and how many starts came to it."""
+    return Found.of(ends.s, torch.zeros_like(ends.cost), ends.misfit).distinct(_SAME)
 
 
 def beside(found: Tensor, number: int, generator: torch.Generator) -> Tensor:

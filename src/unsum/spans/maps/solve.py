@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
 from unsum.engine.descend import Descent, descend
+from unsum.engine.found import Found
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import apart, beside
@@ -35,23 +36,15 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowe
 
 
 @dataclass(frozen=True)
-class FoundMaps:
+class FoundMaps(Found):
     """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to each; `sign` of the origin."""
 
-    s: Tensor
-    errors: Tensor
-    misfits: Tensor
-    hits: Tensor
     condition: MapCondition
     sign: int = 1
 
-    def __len__(self) -> int:
-        return len(self.s)
-
     def fitting(self) -> FoundMaps:
         """Those that fit the next convolution's space."""
-        kept = self.misfits < _NEVER
-        return replace(self, s=self.s[kept], errors=self.errors[kept], misfits=self.misfits[kept], hits=self.hits[kept])
+        return self[self.misfits < _NEVER]
 
 
 def solve_known(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
@@ -61,21 +54,26 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     ends = descend(few, _starts(few, max(_FEWEST, _STARTS * samples), generator), _START)
     for _ in range(_ROUNDS):
         ends = _sized(few, ends[_roots(ends)])
-        kept, hits = apart(ends)
-        progress.part(min(len(kept), samples), samples)
-        if (len(kept) >= samples and bool((hits > 1).all())) or out_of_time("further starts of the maps"):
+        seen = apart(ends)
+        progress.part(min(len(seen), samples), samples)
+        complete = len(seen) >= samples and seen.twice == len(seen)
+        if complete or out_of_time("further starts of the maps"):
             break
-        if len(kept):
-            lonely = ends.s[kept] if len(kept) < samples else ends.s[kept][hits > 1]
-            fresh = beside(lonely if len(lonely) else ends.s[kept], max(_FEWEST, 2 * samples) // 2, generator)
+        if len(seen):
+            fresh = beside(_sure(seen, samples).points, max(_FEWEST, 2 * samples) // 2, generator)
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
         ends = Descent.joined([ends, descend(few, fresh, _START)])
     plain = condition.norm is None and not condition.homogeneous and has_zeros(condition, samples)
-    if plain and len(apart(ends)[0]) < samples:  # zeros lead to samples that no start came to
+    if plain and len(apart(ends)) < samples:  # zeros lead to samples that no start came to
         led = starts(condition, samples, generator)
         ends = Descent.joined([ends, descend(few, led, _START)])
     return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
+
+
+def _sure(seen: Found, samples: int) -> Found:
+    """Where there are enough, those that several starts ended in, if there are any."""
+    return seen[seen.hits > 1] if len(seen) >= samples and seen.twice else seen
 
 
 def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
@@ -85,7 +83,7 @@ def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
         return found
     assert isinstance(condition.space, Among)
     other = sparsest(condition.space.rows, len(found), generator)
-    near = torch.cdist(F.normalize(condition.read(found.s).flatten(1)), F.normalize(other.y)) < _ALIKE
+    near = torch.cdist(F.normalize(condition.read(found.points).flatten(1)), F.normalize(other.y)) < _ALIKE
     return replace(found, hits=found.hits + (near * other.hits).sum(1))
 
 
@@ -113,10 +111,10 @@ def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: i
         found = solve_known(replace(condition, affine=begun.affine), samples, seed, progress)
         if len(found) < samples:
             return replace(found, sign=begun.sign)
-        begun, hits = begun._replace(s=found.s), found.hits
+        begun, hits = begun._replace(s=found.points), found.hits
     progress.part(samples, samples)
     found = settled(condition, begun.s, begun.s)
-    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.s, begun.s).argmin(1)])
+    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.points, begun.s).argmin(1)])
 
 
 def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
@@ -132,16 +130,15 @@ def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress
     for _ in range(_ROUNDS):
         few = few.normed_by(chosen)
         ends = descend(few, ends, _ROUND)
-        kept, hits = apart(ends)
-        if condition.unknowns and (len(kept) < samples or bool((hits < 2).any())):
-            often = kept[hits > 1] if len(kept) >= samples and bool((hits > 1).any()) else kept
-            fresh = beside(ends.s[often], max(_FEWEST, samples), generator)
+        seen = apart(ends)
+        if condition.unknowns and (len(seen) < samples or seen.twice < len(seen)):
+            fresh = beside(_sure(seen, samples).points, max(_FEWEST, samples), generator)
             ends = Descent.joined([ends, descend(few, fresh, _START)])
-            kept, hits = apart(ends)
-        before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
-        progress.part(min(len(kept), samples), samples)
+            seen = apart(ends)
+        before, chosen = chosen, _likeliest(seen, samples)
+        progress.part(min(len(seen), samples), samples)
         settling = len(chosen) == samples == len(before) and _moved(before, chosen) < _SETTLED
-        settling = settling and (len(kept) > samples or bool((hits > 1).all()))
+        settling = settling and (len(seen) > samples or seen.twice == len(seen))
         if settling or out_of_time("further rounds of statistics"):
             break
     return replace(settled(condition, ends.s, chosen), sign=sign)
@@ -161,7 +158,7 @@ def settled(condition: MapCondition, ends: Tensor, chosen: Tensor) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
     last, condition = last_rounds(condition, chosen, _LAST)
     found = _finished(condition, last, len(last))
-    near = torch.cdist(found.s, ends) < _NEAR * ends.norm(dim=1).clamp_min(1e-12)
+    near = torch.cdist(found.points, ends) < _NEAR * ends.norm(dim=1).clamp_min(1e-12)
     return replace(found, hits=near.sum(1))
 
 
@@ -178,21 +175,18 @@ def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Descen
     return last, condition.normed_by(last.s)
 
 
-def _likeliest(ends: Descent, kept: Tensor, samples: int) -> Tensor:
+def _likeliest(seen: Found, samples: int) -> Tensor:
     """Of too many ends those that are samples: of the two nearest to each other the worse one goes, again and again.
 
     Before statistics have settled, starts end here and there around one sample; two samples are far apart.
     """
-    chosen = kept
-    while len(chosen) > samples:
-        s = ends.s[chosen]
-        sizes = s.norm(dim=1).clamp_min(1e-12)
-        apart_by = torch.cdist(s, s) / torch.minimum(sizes[:, None], sizes)
+    while len(seen) > samples:
+        sizes = seen.points.norm(dim=1).clamp_min(1e-12)
+        apart_by = torch.cdist(seen.points, seen.points) / torch.minimum(sizes[:, None], sizes)
         apart_by.fill_diagonal_(torch.inf)
-        pair = divmod(int(apart_by.argmin()), len(chosen))
-        worse = max(pair, key=lambda i: float(ends.misfit[chosen[i]]))
-        chosen = torch.cat([chosen[:worse], chosen[worse + 1 :]])
-    return chosen
+        worse = max(divmod(int(apart_by.argmin()), len(seen)))  # the best one comes first
+        seen = seen[[i for i in range(len(seen)) if i != worse]]
+    return seen.points
 
 
 def _moved(before: Tensor, after: Tensor) -> float:
@@ -204,12 +198,12 @@ def _moved(before: Tensor, after: Tensor) -> float:
 
 def _finished(condition: MapCondition, ends: Descent, samples: int) -> FoundMaps:
     """Each sample once, after steps with all equations, with its predicted error."""
-    kept, hits = apart(ends)
-    best = descend(condition, ends.s[kept], _END) if len(kept) else ends
-    if len(kept) > samples:
-        chosen = best.misfit.argsort()[:samples]
-        best, hits = best[chosen], hits[chosen]
-    return FoundMaps(best.s, predicted(condition, best), best.misfit, hits, condition)
+    seen = apart(ends)
+    best = descend(condition, seen.points, _END)
+    if len(seen) > samples:
+        chosen = best.cost.argsort()[:samples]
+        best, seen = best[chosen], seen[chosen]
+    return FoundMaps(best.s, predicted(condition, best), best.misfit, seen.hits, condition)
 
 
 def predicted(condition: MapCondition, ends: Descent) -> Tensor:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.engine.found import Found
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import left_behind
 from unsum.spans.roots import Condition
-from unsum.spans.search import Roots
 
 _ALONE = 100.0  # times as much outside as the solution: what the next best one leaves at least, in squares
 
@@ -21,20 +21,20 @@ _LOWEST, _TURNS = 4, 6  # vectors and turns of inverse iteration: the solution s
 _KNOWN = 10.0  # times the median error of those found: who is known less well stays
 
 
-def taken_out(whole: Condition, W2: Tensor, found: Roots, *, everyone: bool) -> Condition | None:
+def taken_out(whole: Condition, W2: Tensor, found: Found, *, everyone: bool) -> Condition | None:
     """The condition for the tokens that are missing; None where δ₂ of none that was found is told, or nothing is left.
 
     Who is known less well leaves behind more than its absence makes easier, and stays, unless `everyone` is to go.
     """
     here, following = whole.here, whole.next
-    h = found.X @ whole.step.W.double().T
+    h = found.points @ whole.step.W.double().T
     h = h if whole.step.b is None else h + whole.step.b.double()
     a, slopes = whole.step.activation.function(h), whole.step.activation.slope(h)
     sent, told = _sent(here, following, following.columns @ W2.double(), slopes)
     told &= everyone | (found.errors < _KNOWN * found.errors.median())
     if not 0 < int(told.sum()) < min(len(here), len(following)):
         return None
-    X, a, sent, errors = found.X[told], a[told], sent[told], found.errors[told]
+    X, a, sent, errors = found.points[told], a[told], sent[told], found.errors[told]
     sent = sent / _weights(following, a, sent)[:, None]
     first = (sent @ W2.double()) * slopes[told]
     here, following = (

@@ -55,7 +55,7 @@ def by_tokens(
             f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This is no sign that nothing leaks; "
             "'exact' reads every picture's class token."
         )
-    Z = found.X
+    Z = found.points
     if len(Z) == T * B:  # with some missing, others would take up what these sent
         progress.say("Solving for all tokens together")
         Z = together(block, update, Z)
