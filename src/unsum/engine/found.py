@@ -39,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Found(Rows):
-    """Points (R, n), predicted relative errors, misfits, and how many starts ended in each, (R,)."""
+    """Points (R, n), predicted relative errors, misfits, and how many starts ended there (R,)."""
 
     points: Tensor
     errors: Tensor

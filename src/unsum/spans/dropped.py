@@ -1,12 +1,17 @@
-"""Dropout that is on: a dropped unit is a gate like a ReLU's, and a sample is found together with its mask.
+"""Dropout that is on: a dropped unit is a gate like a ReLU's, and a sample is found together with
+its mask.
 
-The next layer reads a = mask ⊙ relu(z) / (1 − p). Only the client knew the mask; but every unit lies on one of two lines, a = 0
-or a = z / (1 − p) with z > 0, so reflections lead to samples as they do without dropout, and say which line each unit is on.
+The next layer reads a = mask ⊙ relu(z) / (1 − p). Only the client knew the mask; but every unit
+lies on one of two lines, a = 0 or a = z / (1 − p) with z > 0, so reflections lead to samples as
+they do without dropout, and say which line each unit is on.
 
-1. Samples and masks of the first layer: reflections, then Gauss–Newton with the masks as they are, round after round.
-2. What was found is taken out. Its δ lies in the column space and is zero where a unit was off or dropped; one direction alone
+1. Samples and masks of the first layer: reflections, then Gauss–Newton with the masks as they are,
+   round after round.
+2. What was found is taken out. Its δ lies in the column space and is zero where a unit was off or
+   dropped; one direction alone
    has all these zeros, and no label is needed for it.
-3. All samples together give δ of every layer above by least squares. A unit with z > 0 and no δ was dropped there.
+3. All samples together give δ of every layer above by least squares. A unit with z > 0 and no δ was
+   dropped there.
 
 With the masks as parts of the activations the network is an ordinary one, and is judged as such.
 """
@@ -46,15 +51,18 @@ _SILENT = 30.0  # times the noise of δ: less is zero, unless the logits' own gr
 
 @dataclass(frozen=True)
 class Masked(Found):
-    """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 / (1 − p)."""
+    """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 /
+    (1 − p)."""
 
     masks: Tensor
 
 
 def chain_through(model: nn.Module, update: Update, device: torch.device) -> tuple[Chain, dict[str, float]]:
-    """The chain as if dropout were off, and what share of their outputs its layers keep: those that do not keep all.
+    """The chain as if dropout were off, and what share of their outputs its layers keep: those that
+    do not keep all.
 
-    Dropout below the chain changes nothing here: what is left of the inputs is what its first layer reads.
+    Dropout below the chain changes nothing here: what is left of the inputs is what its first layer
+    reads.
     """
     modules = model.named_modules()
     on = {name: one for name, one in modules if isinstance(one, nn.Dropout) and one.training and 0 < one.p < 1}
@@ -132,7 +140,8 @@ def _round(condition: Condition, wanted: int, share: float, generator: torch.Gen
 
 
 def _along(z: Tensor, a: Tensor, share: float) -> tuple[Tensor, float, float]:
-    """(how far out the closest point of the line of kept units lies, …) for scaled z: beyond |z| it is closer than a = 0."""
+    """(how far out the closest point of the line of kept units lies, …) for scaled z: beyond |z| it
+    is closer than a = 0."""
     slope = 1 / (share * SCALE)
     length = (1 + slope**2) ** 0.5
     return (torch.add(z, a, alpha=slope) / length).clamp_min(0), length, slope
@@ -144,7 +153,8 @@ def _kept(z: Tensor, a: Tensor, share: float) -> Tensor:
 
 
 def _settled(condition: Condition, s: Tensor, masks: Tensor, share: float, hits: Tensor | None = None) -> Masked:
-    """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it leads, and so on."""
+    """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it
+    leads, and so on."""
     few = condition.at_once
     parts = zip(s.split(few), masks.split(few), strict=True)
     ended = [_followed(condition, one, mask, share) for one, mask in parts]
@@ -217,7 +227,8 @@ def _sent(span: LayerSpan, off: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked_steps(steps: list[Step], found: Masked, shares: dict[str, float]) -> list[Step]:
-    """The layers with all masks in their activations, for all samples of the batch in this order."""
+    """The layers with all masks in their activations, for all samples of the batch in this
+    order."""
     steps, X = [_masked(steps[0], found.masks), *steps[1:]], found.points
     for i, step in enumerate(steps[1:-1], start=1):
         share = shares.get(step.name, 1.0)

@@ -1,8 +1,9 @@
 """The last solve: all samples at once against the gradients of all dense layers.
 
-Σ_i α w_i δ_l(x_i) a_l(x_i)ᵀ = ∇W_l for every layer l, by Gauss–Newton over all unknowns and one α. What single conditions leave
-vague, because two samples differ by little, the sum of all still tells. The Jacobian is never formed: each column is a sum
-of two outer products, so the normal equations are products of small Gram matrices.
+Σ_i α w_i δ_l(x_i) a_l(x_i)ᵀ = ∇W_l for every layer l, by Gauss–Newton over all unknowns and one α.
+What single conditions leave vague, because two samples differ by little, the sum of all still
+tells. The Jacobian is never formed: each column is a sum of two outer products, so the normal
+equations are products of small Gram matrices.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _DESCENT = Budget(steps=20, damping=1e-6, patience=1)
 
 @dataclass(frozen=True)
 class AllSamples(Problem):
-    """All samples as unknowns (s of everyone, log α), one row, with targets Y (R, C) and relative weights w (R,).
+    """All samples as unknowns (s of everyone, log α), one row, with targets Y (R, C) and relative
+    weights w (R,).
 
-    Those of several local steps met different weights: `samples` has one entry a step, and `counts` how many each saw.
+    Those of several local steps met different weights: `samples` has one entry a step, and `counts`
+    how many each saw.
     """
 
     samples: list[Sample]

@@ -1,7 +1,9 @@
-"""What may be claimed about samples that were read out of two spans: the evidence, laid before `certify.claim`.
+"""What may be claimed about samples that were read out of two spans: the evidence, laid before
+`certify.claim`.
 
-The roots know nothing of labels, of the loss, or of the gradient's scale. So these are checks of their own: one loss must explain
-the gradients at the logits, and the samples, sent through the layers again, must explain every tensor but for its rounding.
+The roots know nothing of labels, of the loss, or of the gradient's scale. So these are checks of
+their own: one loss must explain the gradients at the logits, and the samples, sent through the
+layers again, must explain every tensor but for its rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the r
 
 @dataclass(frozen=True)
 class Answer:
-    """Samples with what the head says about them, and what they leave of the gradients when they are played again."""
+    """Samples with what the head says about them, and what they leave of the gradients when they
+    are played again."""
 
     roots: Found
     X: Tensor  # (R, n), the roots' or better ones
@@ -54,7 +57,8 @@ class Answer:
 
     @property
     def moved(self) -> Tensor:
-        """(R,) whether the last solve took a sample farther from where the spans have it than they allow."""
+        """(R,) whether the last solve took a sample farther from where the spans have it than they
+        allow."""
         far = (self.X - self.roots.points).norm(dim=1) / self.X.norm(dim=1).clamp_min(1e-300)
         return ~(far < (_MOVED * self.roots.errors + _STAYS).clamp_max(_FARTHEST))
 
@@ -121,8 +125,8 @@ def doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
 
 
 def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge) -> list[str]:
-    """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's negative with the other label
-    sends the same. Each is tried, and all at once."""
+    """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's
+    negative with the other label sends the same. Each is tried, and all at once."""
     batch = replayed.batch
     two = batch.loss.name == "cross-entropy" and batch.Y.shape[1] == 2
     if knowledge.labels is not None or not (two or batch.loss.many_labels):
@@ -142,7 +146,8 @@ def _doubt_samples(
 ) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one.
 
-    `weighed`: the samples share a weight that is known, so all of them are several, equally often, or none is.
+    `weighed`: the samples share a weight that is known, so all of them are several, equally often,
+    or none is.
     """
     drowned = doubt_drowned(replayed.contributions())
     if drowned:
@@ -155,7 +160,8 @@ def _doubt_samples(
 
 @dataclass(frozen=True)
 class UnrolledAnswer:
-    """Samples of unrolled local steps; `groups` (visits,) says which visits are of one sample, `missing` how many have none."""
+    """Samples of unrolled local steps; `groups` (visits,) says which visits are of one sample,
+    `missing` how many have none."""
 
     found: Unrolled
     training: LocalTraining
@@ -166,7 +172,8 @@ class UnrolledAnswer:
 
     @property
     def sizes_told(self) -> bool:
-        """Whether weights tell how many samples a step has: they share what the rate and the momentum make of it."""
+        """Whether weights tell how many samples a step has: they share what the rate and the
+        momentum make of it."""
         return self.found.even and self.training.learning_rate is not None
 
     def counted(self, knowledge: Knowledge) -> Counted:
@@ -193,7 +200,8 @@ class UnrolledAnswer:
 
 
 def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Claim:
-    """The claim about the samples of all steps: played step by step, they leave no more than rounded weights do."""
+    """The claim about the samples of all steps: played step by step, they leave no more than
+    rounded weights do."""
     found = answer.found
     explained = answer.missing <= 0 and found.unexplained < _ROUNDED
     doubts = [] if answer.missing > 0 else _doubt_sizes(answer, knowledge)

@@ -1,7 +1,9 @@
-"""Labels of single samples by the backward spans, and the gradients without them: what is needed to look for the rest.
+"""Labels of single samples by the backward spans, and the gradients without them: what is needed to
+look for the rest.
 
-Of the C labels that a found sample may carry, one sends its gradient δ into the column spaces of both layers. Its weight in the
-gradient follows from Wedderburn's identity: taking β d aᵀ out of ∇W lowers the rank exactly for β = 1 / (aᵀ ∇W⁺ d).
+Of the C labels that a found sample may carry, one sends its gradient δ into the column spaces of
+both layers. Its weight in the gradient follows from Wedderburn's identity: taking β d aᵀ out of ∇W
+lowers the rank exactly for β = 1 / (aᵀ ∇W⁺ d).
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def left_behind(errors: Tensor, delta: Tensor, read: Tensor) -> float:
 
 
 def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor) -> tuple[Tensor, Tensor]:
-    """(R,) for each sample by itself the label that fits best, under cross-entropy, and (R,) its weight in the gradient."""
+    """(R,) for each sample by itself the label that fits best, under cross-entropy, and (R,) its
+    weight in the gradient."""
     read, z = forward(steps, X)
     P, C = z[-1].softmax(1), z[-1].shape[1]
     rows = steps[-1].grad_W.norm(dim=1)  # largest where samples have the class

@@ -1,9 +1,12 @@
-"""`spans`: every sample of a batch out of two consecutive dense layers, whatever the number of classes.
+"""`spans`: every sample of a batch out of two consecutive dense layers, whatever the number of
+classes.
 
 1. The row space of each layer's gradient is the span of what it read (`basis`).
 2. A sample is a point of the first span whose activation lies in the second (`roots`, `search`).
-3. All samples together give the gradients at the logits, and these the loss, the labels and the scale (`targets`).
-4. The samples are sent through the layers again; what that leaves decides what is claimed (`judge`).
+3. All samples together give the gradients at the logits, and these the loss, the labels and the
+   scale (`targets`).
+4. The samples are sent through the layers again; what that leaves decides what is claimed
+   (`judge`).
 """
 
 from __future__ import annotations
@@ -69,7 +72,8 @@ def spans(
     progress: Progress = SILENT,
     loss: Loss | None = None,
 ) -> Leak:
-    """Samples as roots of the first span's condition on the second; labels, loss and scale afterwards."""
+    """Samples as roots of the first span's condition on the second; labels, loss and scale
+    afterwards."""
     assert model is not None
     assert update is not None
     refused: UnsumError | None = None
@@ -97,7 +101,8 @@ def spans(
 
 @dataclass(frozen=True)
 class _Asked:
-    """Whose head and layers are asked, what is known besides, and who hears how far the search has come."""
+    """Whose head and layers are asked, what is known besides, and who hears how far the search has
+    come."""
 
     head: Head
     chain: Chain
@@ -107,7 +112,8 @@ class _Asked:
     progress: Progress
 
     def reading(self, pair: Pair, X: Tensor) -> LossReading:
-        """The loss and the labels that explain the head's gradient, for samples X (R, n) of the pair's first layer."""
+        """The loss and the labels that explain the head's gradient, for samples X (R, n) of the
+        pair's first layer."""
         read, written = forward(pair.steps, X)
         return read_loss(self.head, read[-1], written[-1], self.loss, self.knowledge)
 
@@ -175,7 +181,8 @@ def _with_dropout(asked: _Asked, shares: dict[str, float], update: Update) -> Le
 
 
 def _best(asked: _Asked, pair: Pair) -> Answer | None:
-    """The forward spans' samples where they explain the gradients; else what the backward spans make of their points."""
+    """The forward spans' samples where they explain the gradients; else what the backward spans
+    make of their points."""
     condition = pair.condition
     limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
     classes = asked.knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
@@ -199,8 +206,9 @@ def _best(asked: _Asked, pair: Pair) -> Answer | None:
 
 
 def _completed(asked: _Asked, pair: Pair, found: Found, further: int) -> Found:
-    """All samples, from some: what was found is taken out, and the rest looked for, again and again. When none is missing, those
-    that one start alone led to are looked for by other starts, where the others are taken out."""
+    """All samples, from some: what was found is taken out, and the rest looked for, again and
+    again. When none is missing, those that one start alone led to are looked for by other starts,
+    where the others are taken out."""
     for attempt in range(_PASSES * pair.expected):
         missing, once = _open(pair, found)
         if not 0 <= missing < pair.expected or not (missing or once):
@@ -222,7 +230,8 @@ def _open(pair: Pair, found: Found) -> tuple[int, int]:
 
 
 def _settled(asked: _Asked, pair: Pair, roots: Found, points: Tensor) -> Found:
-    """Samples among roots and points, for labels that are classes: what is settled is taken out, and the rest looked for."""
+    """Samples among roots and points, for labels that are classes: what is settled is taken out,
+    and the rest looked for."""
     found, known, head = Found.none(pair.steps[0].W), None, asked.head
     one_logit = len(head.W) == 1
     usual = asked.loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
@@ -310,7 +319,8 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
 
 
 def _polished(pair: Pair, roots: Found, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
-    """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given what the layers above send."""
+    """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given
+    what the layers above send."""
     X, errors = roots.points, roots.errors
     played = _played(pair, X, reading, errors)
     step = pair.steps[0]

@@ -1,13 +1,16 @@
-"""A direction that the second layer does not send: the samples' δ are dependent there, and one mixture of them is lost.
+"""A direction that the second layer does not send: the samples' δ are dependent there, and one
+mixture of them is lost.
 
-A head of C classes sends back in C − 1 directions, gated by the second layer's ReLUs. Where more samples than that open the same
-units, as in untrained networks, their δ are dependent: the second layer's ∇W has a direction fewer than the first's, and its rows
-span all but one direction w of what it read. No sample lies in that span, but all lie beside it in the same direction:
+A head of C classes sends back in C − 1 directions, gated by the second layer's ReLUs. Where more
+samples than that open the same units, as in untrained networks, their δ are dependent: the second
+layer's ∇W has a direction fewer than the first's, and its rows span all but one direction w of what
+it read. No sample lies in that span, but all lie beside it in the same direction:
 
     a(s) = mask ⊙ (s K + c)        a(s) outside the span = κ w, with one w for all samples
 
-Descents end beside the samples, some with every ReLU right. What they send back shows which: then δ lies in the column spaces.
-Off the directions in which s moves it, what such an end leaves is κ w; a few of them give w, by linear algebra.
+Descents end beside the samples, some with every ReLU right. What they send back shows which: then δ
+lies in the column spaces. Off the directions in which s moves it, what such an end leaves is κ w; a
+few of them give w, by linear algebra.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ _AGAIN = 4  # rounds with w known: more samples tell it better
 
 
 def with_missing(pair: Pair, seed: int) -> Pair:
-    """The pair with the direction that its second layer lacks, where exactly one is lacking and can be told."""
+    """The pair with the direction that its second layer lacks, where exactly one is lacking and can
+    be told."""
     rectified = all(step.activation.name == "ReLU" for step in pair.steps[:-1])
     lacks_one = len(pair.here) == len(pair.next) + 1 and not pair.here.full and pair.beyond is None
     if not lacks_one or not rectified or not pair.next.has_bias:
@@ -79,7 +83,8 @@ def told_again(pair: Pair, X: Tensor) -> Pair:
 
 
 def _right(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
-    """Points beside the span whose ReLUs are those of a sample: what they send lies in the column spaces."""
+    """Points beside the span whose ReLUs are those of a sample: what they send lies in the column
+    spaces."""
     misfits = condition.misfit(s)
     s = s[(misfits < STARTS.near) & (misfits > SLACK * levels(condition, s))]
     return s[_sends_rightly(pair, condition, s)]
@@ -106,7 +111,8 @@ def _distinct(condition: Condition, s: Tensor) -> Tensor:
 
 
 def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
-    """(w (m + 1,), its error) such that what an end leaves of a, off the ways that s moves it, is κ w, off these ways; or None.
+    """(w (m + 1,), its error) such that what an end leaves of a, off the ways that s moves it, is κ
+    w, off these ways; or None.
 
     Ends that do not agree with the others, because a ReLU is wrong after all, are left out.
     """
@@ -130,7 +136,8 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
 
 
 def _off_its_ways(condition: Condition, z: Tensor) -> tuple[Tensor, Tensor]:
-    """(what of a lies outside the span and off the ways that s moves it, relative, and an orthonormal basis of both)."""
+    """(what of a lies outside the span and off the ways that s moves it, relative, and an
+    orthonormal basis of both)."""
     on = (z > 0).to(z)
     a = torch.cat([on * z, torch.ones_like(z[:1])])
     ways = torch.cat([condition.next.rows, torch.nn.functional.pad(condition.K * on, (0, 1))])

@@ -1,9 +1,10 @@
-"""Samples as roots: what lies in the span of one layer must, once it is activated, lie in the span of the next.
+"""Samples as roots: what lies in the span of one layer must, once it is activated, lie in the span
+of the next.
 
-x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there are directions. A mixture of
-samples fulfills the first condition and not the second, for the activation bends. No label, no loss and no other sample enters.
-Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. `reflect` brings them near
-where it can. The solver of `equation.levenberg` works on one point; here thousands of small ones share each matrix product.
+x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there
+are directions. A mixture of samples fulfills the first condition and not the second, for the
+activation bends. No label, no loss and no other sample enters. What is minimized is ‖outside‖ /
+‖all‖, from many starts at once (`engine.descend`). `reflect` brings them near where it can.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ ENDS = replace(STARTS, steps=6, damping=1e-6, trial=None)
 
 @dataclass(frozen=True)
 class Further:
-    """A second condition: what the next layer, `step`, writes must lie in the span of the layer after it."""
+    """A second condition: what the next layer, `step`, writes must lie in the span of the layer
+    after it."""
 
     step: Step
     span: LayerSpan
@@ -41,7 +43,8 @@ class Further:
 
 @dataclass(frozen=True)
 class Condition(Problem):
-    """z = s K + c is the layer's output for unknowns s (…, k), x = origin + s directions: affine where a bias fixes lengths."""
+    """z = s K + c is the layer's output for unknowns s (…, k), x = origin + s directions: affine
+    where a bias fixes lengths."""
 
     step: Step
     here: LayerSpan
@@ -97,7 +100,8 @@ class Condition(Problem):
 
     @property
     def lengths_open(self) -> bool:
-        """Whether every multiple of a root is one: no bias in either layer, and an activation that keeps proportions."""
+        """Whether every multiple of a root is one: no bias in either layer, and an activation that
+        keeps proportions."""
         ends = self.c.new_tensor([-1.0, 1.0])
         f = self.step.activation.function
         biased = self.here.has_bias or any(span.has_bias for span in self.spans) or bool(self.c.any())
@@ -114,7 +118,8 @@ class Condition(Problem):
         return s
 
     def unknowns_at(self, z: Tensor) -> Tensor:
-        """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span evenly."""
+        """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span
+        evenly."""
         square = self.K @ self.K.T
         factor = torch.linalg.cholesky(square + 1e-13 * square.trace() * torch.eye(len(square)).to(square))
         s: Tensor = torch.cholesky_solve(self.K @ (z - self.c).T, factor).T
@@ -128,7 +133,8 @@ class Condition(Problem):
         return a
 
     def misfit(self, s: Tensor) -> Tensor:
-        """(k,) share of what the next layer reads that lies outside its span; of two layers, both shares as one length."""
+        """(k,) share of what the next layer reads that lies outside its span; of two layers, both
+        shares as one length."""
         reads = zip(self.reads(s), self.spans, strict=True)
         return torch.stack([span.outside(a).norm(dim=-1) / _size(a, span) for a, span in reads]).norm(dim=0)
 
@@ -154,7 +160,8 @@ def _size(a: Tensor, span: LayerSpan) -> Tensor:
 
 
 def relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
-    """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J (S, k, m) is that of a."""
+    """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J
+    (S, k, m) is that of a."""
     size = _size(a, span)
     outside = span.outside(a) / size[:, None]
     inside = J @ span.rows[:, : a.shape[1]].T
@@ -170,11 +177,13 @@ def relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Ten
 
 
 def starts(condition: Condition, number: int, generator: torch.Generator, *, rows: bool) -> Tensor:
-    """(number, k): where `rows`, the rows of ∇W themselves; then a half blends of two of them, and a half random mixtures.
+    """(number, k): where `rows`, the rows of ∇W themselves; then a half blends of two of them, and
+    a half random mixtures.
 
-    Row i of ∇W mixes the samples that drive unit i, which are few where ReLUs are off; over entry i of ∇b it is their weighted
-    mean. Such rows are the best starts: on untrained LeNets one in twelve ends in a sample, of random mixtures one in 300. Their
-    median length is that of random mixtures too. Without a bias nothing tells lengths, and z of size 1 is as good as any.
+    Row i of ∇W mixes the samples that drive unit i, which are few where ReLUs are off; over entry i
+    of ∇b it is their weighted mean. Such rows are the best starts: on untrained LeNets one in
+    twelve ends in a sample, of random mixtures one in 300. Their median length is that of random
+    mixtures too. Without a bias nothing tells lengths, and z of size 1 is as good as any.
     """
     k, device = condition.unknowns, condition.K.device
     means = _row_means(condition)
@@ -192,7 +201,8 @@ def starts(condition: Condition, number: int, generator: torch.Generator, *, row
 
 
 def _row_means(condition: Condition) -> Tensor:
-    """(≤ m, k) rows of ∇W as unknowns: over their entry of ∇b, or, without one, so that z is of size 1."""
+    """(≤ m, k) rows of ∇W as unknowns: over their entry of ∇b, or, without one, so that z is of
+    size 1."""
     here = condition.here
     mixed = here.columns.T @ here.core
     if not here.has_bias:

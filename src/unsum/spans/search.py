@@ -1,4 +1,5 @@
-"""Rounds of starts until every direction has its sample; what was found is taken out of the gradients on the way."""
+"""Rounds of starts until every direction has its sample; what was found is taken out of the
+gradients on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ PATIENCE = 8.0  # seconds of computing without a new sample, after which it ends
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
-    """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise over singular value."""
+    """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise
+    over singular value."""
     reads = zip(condition.reads(s), condition.spans, strict=True)
     return torch.stack([level(a, span) for a, span in reads]).norm(dim=0)
 
@@ -46,16 +48,19 @@ def level(a: Tensor, span: LayerSpan) -> Tensor:
 
 
 def blurred(errors: Tensor, X: Tensor, span: LayerSpan) -> Tensor:
-    """(R,) relative errors of samples, with what noise turns their own span by: the unknowns within it do not see that."""
+    """(R,) relative errors of samples, with what noise turns their own span by: the unknowns within
+    it do not see that."""
     extended = (X.square().sum(1) + span.has_bias).sqrt() / X.norm(dim=1).clamp_min(1e-300)
     return torch.hypot(errors, level(X, span) * extended)
 
 
 def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Found, Tensor]:
-    """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
-    rounds bring nothing new. The points lie in families, which `settle` looks through.
+    """(samples, points that fit and are no samples) from starts, round after round, until
+    `expected` are found, each twice, or rounds bring nothing new. The points lie in families, which
+    `settle` looks through.
 
-    Where `most` are enough, the search ends with what a round gives: the rest is found sooner once these are taken out.
+    Where `most` are enough, the search ends with what a round gives: the rest is found sooner once
+    these are taken out.
     """
     generator = torch.Generator().manual_seed(seed)
     last = time.thread_time()
@@ -80,8 +85,8 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
 
 
 def refined(condition: Condition, roots: Found) -> Found:
-    """Roots of a deflated condition that are roots of the whole one, followed there where they are isolated there too: samples
-    that were taken out left their errors behind."""
+    """Roots of a deflated condition that are roots of the whole one, followed there where they are
+    isolated there too: samples that were taken out left their errors behind."""
     s = condition.unknowns_of(roots.points)
     again, _ = roots_among(condition, descend(condition, s, ENDS))
     misfits = condition.misfit(s)
@@ -123,13 +128,15 @@ def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tu
 
 
 def allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:
-    """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what the client's layers read,
-    which sums over many thousand inputs make larger than noise in layers of thousands of units."""
+    """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what
+    the client's layers read, which sums over many thousand inputs make larger than noise in layers
+    of thousands of units."""
     return (slack * expected.clamp_min(unit_of(condition.step.W))).clamp_max(_MOST_MISFIT)
 
 
 def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor:
-    """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or must be."""
+    """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or
+    must be."""
     spare = max(1, condition.equations - condition.unknowns)
     errors = []
     few = condition.at_once

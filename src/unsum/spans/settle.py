@@ -1,12 +1,15 @@
 """What the forward spans leave open, settled by all that one sample must fulfill.
 
-Samples with one pattern of ReLUs form a family: everything between them lies in both spans. Without biases a sample's length, or
-its sign, is free. Of such a family only the sample itself, with its label y and its weight α in the gradient, fulfills also
+Samples with one pattern of ReLUs form a family: everything between them lies in both spans. Without
+biases a sample's length, or its sign, is free. Of such a family only the sample itself, with its
+label y and its weight α in the gradient, fulfills also
 
-- δ_l ∈ column space of ∇W_l: what it sends back through both layers, which depends on y and on its logits;
+- δ_l ∈ column space of ∇W_l: what it sends back through both layers, which depends on y and on its
+  logits;
 - α aᵀ ∇W_l⁺ δ_l = 1: taken out with its weight, it lowers the rank (Wedderburn).
 
-Every equation is counted in units of its noise. Points of the families are the starts; each is followed for its likeliest labels.
+Every equation is counted in units of its noise. Points of the families are the starts; each is
+followed for its likeliest labels.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ _PINNED = 1e6  # weight of the equation that holds α at a value
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of equation: values (S, R), their derivatives by the unknowns (S, k, R), and the size of their noise (S,)."""
+    """One kind of equation: values (S, R), their derivatives by the unknowns (S, k, R), and the
+    size of their noise (S,)."""
 
     value: Tensor
     slope: Tensor
@@ -112,8 +116,8 @@ class Sample:
         self.first = SpanLayer.of(steps[0], condition.here) if complete else None
 
     def passes(self, s: Tensor, Y: Tensor, *, by: bool = True) -> tuple[list[Moved], list[Moved], Tensor]:
-        """(what every layer reads, δ at what it writes, the size of p − y (S,)), forward and back; if not `by`, without
-        derivatives."""
+        """(what every layer reads, δ at what it writes, the size of p − y (S,)), forward and back;
+        if not `by`, without derivatives."""
         K = self.condition.K
         z = [Moved(s @ K + self.condition.c, (K if by else K[:0]).expand(len(s), -1, -1))]
         read = [Moved(self.condition.inputs(s), self.turned[: len(K) if by else 0].expand(len(s), -1, -1))]
@@ -180,7 +184,8 @@ def settle(
 ) -> tuple[Found, Tensor]:
     """Samples (R) among points X (P, n) of families, and their weights (R,).
 
-    The search for a weight begins at `alpha`, or holds it there; `usual` is what samples that are known already weigh.
+    The search for a weight begins at `alpha`, or holds it there; `usual` is what samples that are
+    known already weigh.
     """
     sample, pin = Sample(condition, steps, loss), Pin(math.log(alpha), _PINNED if pinned else 0.0)
     u, Y = _starts(sample, X, alpha)
@@ -204,7 +209,8 @@ def settle(
 
 
 def _in_keeping(weights: Tensor, vague: Tensor, usual: float | None) -> Tensor:
-    """Which weights are the usual one, once or several times, within `vague`, the deviations of their logarithms."""
+    """Which weights are the usual one, once or several times, within `vague`, the deviations of
+    their logarithms."""
     if len(weights) == 0:
         return weights > 0
     ratios = weights / (usual or weights[vague.argmin()])
@@ -245,7 +251,8 @@ def outside_columns(sample: Sample, s: Tensor) -> Tensor:
 
 
 def _labels(sample: Sample) -> Tensor:
-    """(L, C) targets that come into question: of many classes those whose rows of the head's gradient are largest."""
+    """(L, C) targets that come into question: of many classes those whose rows of the head's
+    gradient are largest."""
     C = len(sample.W[-1])
     if C == 1:
         return torch.tensor([[0.0], [1.0]])

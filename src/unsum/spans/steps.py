@@ -1,11 +1,14 @@
-"""Local training unrolled: the samples of every local step, out of the spans of the whole change of weights.
+"""Local training unrolled: the samples of every local step, out of the spans of the whole change of
+weights.
 
-A client that takes T steps sends  −Δ_l = Σ_t Σ_i w_ti δ_l,ti a_l,tiᵀ  for every layer l (less what weight decay takes). The spans
-of Δ hold what all steps read, and a sample of the first step is a root at the weights that were sent: samples of later steps met
-other weights, and are none. The first step's samples and labels give its gradient, and this the weights of the second step, where
+A client that takes T steps sends  −Δ_l = Σ_t Σ_i w_ti δ_l,ti a_l,tiᵀ  for every layer l (less what
+weight decay takes). The spans of Δ hold what all steps read, and a sample of the first step is a
+root at the weights that were sent: samples of later steps met other weights, and are none. The
+first step's samples and labels give its gradient, and this the weights of the second step, where
 the second step's samples are the roots; and so on, until nothing is left of Δ.
 
-Where a start ends beside a root, a sample of a later step is often near: such ends are the first starts of the steps that follow.
+Where a start ends beside a root, a sample of a later step is often near: such ends are the first
+starts of the steps that follow.
 """
 
 from __future__ import annotations
@@ -83,7 +86,8 @@ class Unrolling:
         return found
 
     def evened(self, found: Unrolled) -> Unrolled:
-        """All steps with weights as their number makes them: η times how far the step's own movement reaches, over its samples.
+        """All steps with weights as their number makes them: η times how far the step's own
+        movement reaches, over its samples.
 
         Where the rate is not known, it is what most steps say.
         """
@@ -154,8 +158,8 @@ class Unrolling:
     def _lacking(self, found: Unrolled, seen: Visited) -> bool | None:
         """Whether a step lacks samples that it should have; None where nothing tells.
 
-        Under a mean all together weigh η, times how far the step reaches. Else a step has as many as declared, or as the step
-        before it.
+        Under a mean all together weigh η, times how far the step reaches. Else a step has as many
+        as declared, or as the step before it.
         """
         training = self.training
         told = training.steps or not (training.momentum or training.weight_decay)
@@ -168,7 +172,8 @@ class Unrolling:
     def _rest(self, found: Unrolled, weights: MetWeights, whole: Condition) -> Condition:
         """The condition without the samples that were found.
 
-        What a later epoch sees again stays in the first layer's span, which then has fewer directions than there are visits.
+        What a later epoch sees again stays in the first layer's span, which then has fewer
+        directions than there are visits.
         """
         if not found.seen:
             return whole
@@ -180,7 +185,8 @@ class Unrolling:
         return Condition.of(weights.steps[0], spans[0], spans[1])
 
     def _labeled(self, whole: Condition, weights: MetWeights, roots: Found) -> Visited | None:
-        """Found read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
+        """Found read again in the whole spans, with labels and weights; what weighs differently is
+        no sample of this step."""
         if len(roots) == 0:
             return None
         read = descend(whole, whole.unknowns_of(roots.points))

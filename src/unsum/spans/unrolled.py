@@ -1,4 +1,5 @@
-"""The samples of unrolled local steps as one answer: polished against the whole change of weights, judged, put together."""
+"""The samples of unrolled local steps as one answer: polished against the whole change of weights,
+judged, put together."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _SAME = 1e-3  # relative distance within which visits in several epochs are of o
 
 @dataclass(frozen=True)
 class FoundSamples:
-    """An answer about several steps, with the pair of layers that it was read out of and the errors of its inputs (R,)."""
+    """An answer about several steps, with the pair of layers that it was read out of and the errors
+    of its inputs (R,)."""
 
     leak: Leak
     pair: Pair
@@ -43,7 +45,8 @@ class FoundSamples:
 def read_steps(
     head: Head, chain: Chain, update: Update, knowledge: Knowledge, seed: int, progress: Progress
 ) -> FoundSamples | None:
-    """The samples of all local steps, as far as they can be followed; None where the first step has none."""
+    """The samples of all local steps, as far as they can be followed; None where the first step has
+    none."""
     if knowledge.loss not in (None, PLAIN):
         raise UnsumError("'spans' follows local steps of cross-entropy alone; for other losses capture a single step.")
     training = update.training or LocalTraining(learning_rate=update.learning_rate)
@@ -64,7 +67,8 @@ def read_steps(
 
 
 def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
-    """(visits,) which sample each visit is of, numbered in the order in which steps saw them first."""
+    """(visits,) which sample each visit is of, numbered in the order in which steps saw them
+    first."""
     X, labels = torch.cat([seen.roots.points for seen in found.seen]), torch.cat([seen.labels for seen in found.seen])
     if not inputs_stay:
         return torch.arange(len(X), device=X.device)
@@ -74,8 +78,9 @@ def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
 
 
 def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
-    """All inputs once more: by least squares over the first layer's change, then, where that leaves more than rounding does,
-    by all layers together. What the steps met follows from the inputs, so each is repeated while it helps."""
+    """All inputs once more: by least squares over the first layer's change, then, where that leaves
+    more than rounding does, by all layers together. What the steps met follows from the inputs, so
+    each is repeated while it helps."""
     for solve in (_by_first_layer, _by_all_layers):
         for _ in range(_POLISHES):
             solved = None if found.unexplained < _EXPLAINED else solve(search, found, groups)
@@ -93,7 +98,8 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
 
 
 def _by_first_layer(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[Tensor, Tensor, float]:
-    """(X, predicted errors, 1) of all visits: what explains ∇W of the first layer, given what the steps send back to it."""
+    """(X, predicted errors, 1) of all visits: what explains ∇W of the first layer, given what the
+    steps send back to it."""
     step = search.change[0]
     delta = torch.cat([seen.passes(met.steps)[1][0] for seen, met in zip(found.seen, found.met, strict=True)])
     sent = delta.new_zeros(int(groups.max()) + 1, delta.shape[1]).index_add_(0, groups, delta)
@@ -104,7 +110,8 @@ def _by_first_layer(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple
 
 
 def _by_all_layers(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[Tensor, Tensor, float] | None:
-    """The same against all layers, with what weights must be multiplied by; None with too many unknowns, or repeated visits."""
+    """The same against all layers, with what weights must be multiplied by; None with too many
+    unknowns, or repeated visits."""
     if found.visits * len(search.here) > MOST or int(groups.max()) + 1 < len(groups):
         return None
     conditions = [Condition.of(met.steps[0], search.here, search.next) for met in found.met]

@@ -1,7 +1,9 @@
-"""Samples as roots: a mixture of maps is a sample where what the next convolution reads lies among its maps.
+"""Samples as roots: a mixture of maps is a sample where what the next convolution reads lies among
+its maps.
 
-x = s X̂ (or origin + s X̂), y = activation(norm(conv x)), and y must lie in the space that the next convolution's gradient gives:
-of maps, or, for a 1×1 convolution, of single places. Thousands of equations for a few unknowns: a search looks at some of them.
+x = s X̂ (or origin + s X̂), y = activation(norm(conv x)), and y must lie in the space that the next
+convolution's gradient gives: of maps, or, for a 1×1 convolution, of single places. Thousands of
+equations for a few unknowns: a search looks at some of them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Affine:
 
 @dataclass(frozen=True)
 class BatchNormed:
-    """BatchNorm in train mode: γ, β (C,) and the eps of its variance; what it does depends on the whole batch."""
+    """BatchNorm in train mode: γ, β (C,) and the eps of its variance; what it does depends on the
+    whole batch."""
 
     gamma: Tensor
     beta: Tensor
@@ -76,7 +79,8 @@ class Among:
 
 @dataclass(frozen=True)
 class Places:
-    """Maps whose every place lies in a space of channels; `beyond` (M, C) is the rest of them. `centered`: less their mean."""
+    """Maps whose every place lies in a space of channels; `beyond` (M, C) is the rest of them.
+    `centered`: less their mean."""
 
     beyond: Tensor
     centered: bool
@@ -112,8 +116,8 @@ class Places:
 class MapCondition(Problem):
     """z = s K + c for unknowns s (S, k): K (k, C, P), c (C, P), of the places that are looked at.
 
-    `norm` is a module that mixes places or channels (GroupNorm, say); it needs all places. `affine` is BatchNorm's, with
-    statistics that are known, or those of `batch` for some samples.
+    `norm` is a module that mixes places or channels (GroupNorm, say); it needs all places. `affine`
+    is BatchNorm's, with statistics that are known, or those of `batch` for some samples.
     """
 
     K: Tensor

@@ -1,4 +1,5 @@
-"""The batch's samples among their mixtures, and the factor that BatchNorm's own statistics hide from all of them."""
+"""The batch's samples among their mixtures, and the factor that BatchNorm's own statistics hide
+from all of them."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def solve_batch(
 def _scaled(
     batch: MapBatch, model: nn.Module, head: Head, condition: MapCondition, found: FoundMaps
 ) -> tuple[FoundMaps, Factor]:
-    """The batch's common factor, and the samples once more with the eps that it makes of BatchNorm's."""
+    """The batch's common factor, and the samples once more with the eps that it makes of
+    BatchNorm's."""
     pair = batch.pair
     factor = Factor(_running_factor(batch, condition, found), told=False)
     module = tail_above(model, pair.source, pair.above)
@@ -89,7 +91,8 @@ def _scaled(
 
 
 def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[FoundMaps, Factor]:
-    """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
+    """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and
+    then nothing depends on it."""
     few = narrowed(condition, len(found), torch.Generator().manual_seed(0))
 
     near = _with_factor(condition, found, guess).points  # eps moves samples more than a few rounds can follow

@@ -18,7 +18,8 @@ def apart(ends: Descent) -> Found:
 
 
 def beside(found: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """(number, k) starts away from the samples that were found: around their mean, in directions that none of them has."""
+    """(number, k) starts away from the samples that were found: around their mean, in directions
+    that none of them has."""
     k = found.shape[1]
     noise = torch.randn(number, k, generator=generator, dtype=torch.float64).to(found)
     center = found.mean(0)

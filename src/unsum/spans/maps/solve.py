@@ -1,4 +1,5 @@
-"""All samples of a batch in the space of maps: with statistics that are known, or in rounds that find them too."""
+"""All samples of a batch in the space of maps: with statistics that are known, or in rounds that
+find them too."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowe
 
 @dataclass(frozen=True)
 class FoundMaps(Found):
-    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to each; `sign` of the origin."""
+    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to
+    each; `sign` of the origin."""
 
     condition: MapCondition
     sign: int = 1
@@ -48,7 +50,8 @@ class FoundMaps(Found):
 
 
 def solve_known(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """With the norm known: starts until every sample is found twice, then a few steps with all equations."""
+    """With the norm known: starts until every sample is found twice, then a few steps with all
+    equations."""
     generator = torch.Generator().manual_seed(seed)
     few = narrowed(condition, samples, generator)
     ends = descend(few, _starts(few, max(_FEWEST, _STARTS * samples), generator), _START)
@@ -77,7 +80,8 @@ def _sure(seen: Found, samples: int) -> Found:
 
 
 def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
-    """With the starts that zeros lead to the same samples, where one start alone did: these use no norm and no first layer."""
+    """With the starts that zeros lead to the same samples, where one start alone did: these use no
+    norm and no first layer."""
     condition = found.condition
     if bool((found.hits > 1).all()) or len(found) < 2 or not has_zeros(condition, len(found)):
         return found
@@ -105,7 +109,8 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
 
 
 def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """The samples that zeros told, or, where some are missing, all that fit the norm that these show."""
+    """The samples that zeros told, or, where some are missing, all that fit the norm that these
+    show."""
     hits = begun.hits
     if len(begun.s) < samples:
         found = solve_known(replace(condition, affine=begun.affine), samples, seed, progress)
@@ -145,7 +150,8 @@ def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress
 
 
 def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Descent, MapCondition]:
-    """Starts with the statistics of all of them, before any sample stands out, and the equations that they look at."""
+    """Starts with the statistics of all of them, before any sample stands out, and the equations
+    that they look at."""
     generator = torch.Generator().manual_seed(seed)
     few = narrowed(condition, samples, generator)
     ends = Descent.of(_spread(few, max(_FEWEST, _STARTS * samples), generator), _START.damping)
@@ -176,9 +182,11 @@ def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Descen
 
 
 def _likeliest(seen: Found, samples: int) -> Tensor:
-    """Of too many ends those that are samples: of the two nearest to each other the worse one goes, again and again.
+    """Of too many ends those that are samples: of the two nearest to each other the worse one goes,
+    again and again.
 
-    Before statistics have settled, starts end here and there around one sample; two samples are far apart.
+    Before statistics have settled, starts end here and there around one sample; two samples are far
+    apart.
     """
     while len(seen) > samples:
         sizes = seen.points.norm(dim=1).clamp_min(1e-12)
@@ -218,7 +226,8 @@ def predicted(condition: MapCondition, ends: Descent) -> Tensor:
 
 
 def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) -> MapCondition:
-    """With as many equations as a search needs: some channels, or, where channels belong together, some places."""
+    """With as many equations as a search needs: some channels, or, where channels belong together,
+    some places."""
     C, P = condition.c.shape
     wanted = max(_FEWEST_EQUATIONS, _EQUATIONS * samples)
     if condition.norm is not None or wanted >= C * P:
@@ -246,7 +255,8 @@ def _roots(ends: Descent) -> Tensor:
 
 
 def _starts(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
-    """Random mixtures: as large as the origin's output, or of the size that the norm expects, or of size 1."""
+    """Random mixtures: as large as the origin's output, or of the size that the norm expects, or of
+    size 1."""
     s = _spread(condition, number, generator)
     size = (condition.written(s) - condition.c).square().mean((1, 2)).sqrt()
     wanted = float(condition.c.square().mean().sqrt())

@@ -1,7 +1,9 @@
-"""The first MLP's gradients without the tokens that were found: those that are left are far fewer unknowns.
+"""The first MLP's gradients without the tokens that were found: those that are left are far fewer
+unknowns.
 
-A found token z has δ₂ in the column space of ∇W₂, and δ₁ = (W₂ᵀ δ₂) · act′(W₁ z + b₁) in that of ∇W₁: linear equations for δ₂,
-whose one solution is known but for its length. Wedderburn's identity tells that: taken out with its weight, it lowers the rank.
+A found token z has δ₂ in the column space of ∇W₂, and δ₁ = (W₂ᵀ δ₂) · act′(W₁ z + b₁) in that of
+∇W₁: linear equations for δ₂, whose one solution is known but for its length. Wedderburn's identity
+tells that: taken out with its weight, it lowers the rank.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ _KNOWN = 10.0  # times the median error of those found: who is known less well s
 
 
 def taken_out(whole: Condition, W2: Tensor, found: Found, *, everyone: bool) -> Condition | None:
-    """The condition for the tokens that are missing; None where δ₂ of none that was found is told, or nothing is left.
+    """The condition for the tokens that are missing; None where δ₂ of none that was found is told,
+    or nothing is left.
 
-    Who is known less well leaves behind more than its absence makes easier, and stays, unless `everyone` is to go.
+    Who is known less well leaves behind more than its absence makes easier, and stays, unless
+    `everyone` is to go.
     """
     here, following = whole.here, whole.next
     h = found.points @ whole.step.W.double().T
@@ -45,7 +49,8 @@ def taken_out(whole: Condition, W2: Tensor, found: Found, *, everyone: bool) -> 
 
 
 def _sent(here: LayerSpan, following: LayerSpan, through: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """((R, d) δ₂ of every token, of length 1; (R,) whether it is the only one that fits), for slopes (R, m)."""
+    """((R, d) δ₂ of every token, of length 1; (R,) whether it is the only one that fits), for
+    slopes (R, m)."""
     U = here.columns
     found, told = [], []
     for some in slopes.split(_AT_ONCE):
@@ -58,7 +63,8 @@ def _sent(here: LayerSpan, following: LayerSpan, through: Tensor, slopes: Tensor
 
 
 def _lowest(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest few eigenvalues (R, k) and vectors (R, N, k), by inverse iteration: a GPU takes long for all of them."""
+    """The lowest few eigenvalues (R, k) and vectors (R, N, k), by inverse iteration: a GPU takes
+    long for all of them."""
     R, N, _ = squares.shape
     diagonal = squares.diagonal(dim1=1, dim2=2)
     least = torch.finfo(squares.dtype).eps * diagonal.sum(1)

@@ -1,9 +1,12 @@
-"""All tokens of a batch solved for together: what the spans say of each alone, and what the sum of all says besides.
+"""All tokens of a batch solved for together: what the spans say of each alone, and what the sum of
+all says besides.
 
-    minimize over Z, D   ‖∇W₁ − D₁ᵀ [Z, 1]‖² / σ₁² + ‖∇W₂ − Dᵀ [act(W₁ z + b₁), 1]‖² / σ₂²        D₁ = (D W₂) · act′(W₁ z + b₁)
+    minimize over Z, D   ‖∇W₁ − D₁ᵀ [Z, 1]‖² / σ₁² + ‖∇W₂ − Dᵀ [act(W₁ z + b₁), 1]‖² / σ₂²        D₁
+    = (D W₂) · act′(W₁ z + b₁)
 
-Z are the tokens and D is what each gets back. A token that sends little is known worst by the spans, and this moves it most.
-Gauss–Newton with Levenberg's damping; the steps are conjugate gradients, whose every product is a few small matrices.
+Z are the tokens and D is what each gets back. A token that sends little is known worst by the
+spans, and this moves it most. Gauss–Newton with Levenberg's damping; the steps are conjugate
+gradients, whose every product is a few small matrices.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class _MLP(Problem):
 
 
 class _Here:
-    """The derivative at (Z, D), there and back, and its conditioner: the Gram matrices of what multiplies each unknown."""
+    """The derivative at (Z, D), there and back, and its conditioner: the Gram matrices of what
+    multiplies each unknown."""
 
     def __init__(self, mlp: _MLP, Z: Tensor, D: Tensor) -> None:
         act, (u1, u2) = mlp.block.activation, mlp.units
@@ -122,7 +126,8 @@ class _Here:
         return at_Z + at_H @ mlp.W1, self.A @ rest[1].T + (at_D1 * self.slope) @ mlp.W2.T
 
     def products(self, moves: float = 1.0) -> Products:
-        """The derivative at one point (1, N, d + m), [Z, D]; tokens stay in place if `moves` is zero."""
+        """The derivative at one point (1, N, d + m), [Z, D]; tokens stay in place if `moves` is
+        zero."""
         d, (first, second) = self.mlp.W1.shape[1], self.left
 
         def push(v: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Every token of a batch as a root: what the first block's MLP read, one token at a time.
 
-Its two linear maps are two dense layers, and every token of every picture is a sample of theirs: z lies in the span of ∇W₁, and
-act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens are found while N T is well below the width.
+Its two linear maps are two dense layers, and every token of every picture is a sample of theirs: z
+lies in the span of ∇W₁, and act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens
+are found while N T is well below the width.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _PATIENCE = 120.0  # seconds without a new token, after which it ends too: a rou
 def find_tokens(
     block: FirstBlock, update: Update, tokens: int, seed: int, progress: Progress, device: torch.device
 ) -> Found:
-    """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest has fewer unknowns."""
+    """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest
+    has fewer unknowns."""
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     _check(here, following, tokens)
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
@@ -91,8 +93,8 @@ def _followed(whole: Condition, X: Tensor) -> Found:
 
 
 def _distinct(whole: Condition, found: Found) -> Tensor:
-    """(R,) which are roots of their own: where the mean of two is a root as well, they are one that is known badly and was found
-    twice, or two tokens that these equations do not tell apart."""
+    """(R,) which are roots of their own: where the mean of two is a root as well, they are one that
+    is known badly and was found twice, or two tokens that these equations do not tell apart."""
     apart = torch.cdist(found.points, found.points) / found.points.norm(dim=1, keepdim=True)
     pairs = ((apart < _NEIGHBORS).triu(1)).nonzero()
     if len(pairs) == 0:
@@ -113,7 +115,8 @@ def _at_most(found: Found, own: Tensor, number: int) -> Found:
 
 
 def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:
-    """The condition at some of the hidden units: a step costs as much less, and equations enough are left."""
+    """The condition at some of the hidden units: a step costs as much less, and equations enough
+    are left."""
     m, units = whole.K.shape[1], _UNITS * len(whole.here)
     if units >= m:
         return whole
@@ -163,7 +166,8 @@ def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
 
 
 def _starts(condition: Condition, found: Found, number: int, generator: torch.Generator) -> Tensor:
-    """Outside of what the tokens found span, where those that are missing are most of what is left; and toward their mean."""
+    """Outside of what the tokens found span, where those that are missing are most of what is left;
+    and toward their mean."""
     if len(found) == 0:
         return starts(condition, number, generator, rows=True)
     rows = condition.here.rows[:, : found.points.shape[1]]
