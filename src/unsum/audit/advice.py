@@ -12,10 +12,10 @@ from typing import Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
-from unsum.audit.round import HEADLESS
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
+from unsum.notes import Code, code_of
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _ceiling_command(audit: AuditResult) -> str:
 
 
 def _granted(audit: AuditResult) -> Advice | None:
-    if audit.verdict.reason.startswith(HEADLESS):
+    if code_of(audit.verdict.reason) is Code.NO_HEAD:
         return None  # whatever the batch
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
