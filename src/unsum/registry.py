@@ -19,6 +19,7 @@ PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loade
 # Modules of ours that register methods of a family and stand above the package that has its registry.
 _HOMES = {
     "attack": ("unsum.separate", "unsum.spans"),
+    "row of auto": ("unsum.attack.rows",),
     "label rule": ("unsum.labels", "unsum.separate.label_rules"),
 }
 _loaded: set[str] = set()  # groups whose plug-ins were imported
