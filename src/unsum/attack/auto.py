@@ -28,7 +28,7 @@ Attempted = Callable[[Case], Leak | None]  # None where the answer before it sta
 
 
 @dataclass(frozen=True)
-class Row:
+class AutoRow:
     """A method, when it is tried, and what the user is told where its answer replaces another."""
 
     method: str
@@ -54,21 +54,21 @@ class Row:
 
 
 RATIO = "ratio"  # the row that `quick` tries after the one it is asked for
-ROWS: Registry[Row] = Registry("row of auto", "unsum.attacks")
+ROWS: Registry[AutoRow] = Registry("row of auto", "unsum.attacks")
 
 
 def row(name: str, method: str, priority: float, **declared: Any) -> Callable[[Attempted], Attempted]:
-    """Decorator that makes an attempt a row of `auto`; `declared` are the other fields of `Row`."""
+    """Decorator that makes an attempt a row of `auto`; `declared` are the other fields of `AutoRow`."""
 
     def add(attempt: Attempted) -> Attempted:
-        made = Row(method, priority, attempt=attempt, **declared)
+        made = AutoRow(method, priority, attempt=attempt, **declared)
         ROWS.register(name, summary=made.when)(made)
         return attempt
 
     return add
 
 
-def rows() -> list[Row]:
+def rows() -> list[AutoRow]:
     """All rows in the order in which they are tried."""
     return sorted((entry.method for entry in ROWS), key=lambda one: one.priority)
 
@@ -96,11 +96,11 @@ def only(method: str, model: nn.Module, update: Update, options: AttackOptions, 
 
 def quick(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     """The answer of one separator or, where that is not certain, what the rows of the dense layers hold."""
-    alone = Row(method, 0, "always", lambda _case: True, lambda case: case.separate(method))
+    alone = AutoRow(method, 0, "always", lambda _case: True, lambda case: case.separate(method))
     return _best([alone, ROWS[RATIO]], Case(model, update, options, progress))
 
 
-def _best(tried: Iterable[Row], case: Case) -> Leak:
+def _best(tried: Iterable[AutoRow], case: Case) -> Leak:
     by, candidates = None, list(tried)
     for place, one in enumerate(candidates, 1):
         if case.best is not None and out_of_time("further attacks"):
