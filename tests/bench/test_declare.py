@@ -11,15 +11,16 @@ from PIL import Image
 
 from support.bench_cells import CONV, EXACT, FGLA, cell
 from unsum.active import SERVERS
-from unsum.bench import EXPERIMENTS, Attack, Grid, Material, Network, cells_of, cells_of_all
-from unsum.bench import material as keys
-from unsum.bench.experiments import field
-from unsum.bench.material import declaration_of, key_of
-from unsum.bench.table import _belongs
 from unsum.labels import LABEL_RULES
 from unsum.match import MATCHERS
 from unsum.peel import PEELERS
 from unsum.separate import SEPARATORS
+from unsum_bench import material as keys
+from unsum_bench.declare import Attack, Grid, Network
+from unsum_bench.experiments import EXPERIMENTS, field
+from unsum_bench.material import Material, declaration_of, key_of
+from unsum_bench.plan import cells_of, cells_of_all
+from unsum_bench.table import _belongs
 
 EMBEDDED = Material()
 

@@ -3,28 +3,9 @@
 - `declare`: what an experiment is; `experiments`: the tables of each paper; `plan`: tables → cells, shares;
 - `material`: photos, weights, device, and what makes two cells the same; `store`: the file of results;
 - `measure`: one cell → its figures; `run`: all cells, here or on Ray, and what a person sees meanwhile;
-- `table`: tables; `figures`: drawings; `pages`: both as pages of the documentation.
+- `table`: tables; `figures`: drawings; `pages`: both as pages of the documentation;
+- `command`: `unsum bench`, which the command line of unsum finds by an entry point;
+- `scripts`: what the tables leave out, searches for false claims and for attacks above their ceiling among it.
+
+Nothing is imported here: a script needs PyTorch and unsum alone, where the runner needs the command line's libraries.
 """
-
-from unsum.bench.declare import SIZES, Attack, Cell, Grid, Network, Size
-from unsum.bench.experiments import EXPERIMENTS
-from unsum.bench.material import Material
-from unsum.bench.plan import cells_of, cells_of_all, chosen
-from unsum.bench.run import run
-from unsum.bench.store import Store
-
-__all__ = [
-    "EXPERIMENTS",
-    "SIZES",
-    "Attack",
-    "Cell",
-    "Grid",
-    "Material",
-    "Network",
-    "Size",
-    "Store",
-    "cells_of",
-    "cells_of_all",
-    "chosen",
-    "run",
-]

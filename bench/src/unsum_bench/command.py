@@ -22,13 +22,14 @@ from typer.core import TyperGroup
 
 from unsum.commands import options
 from unsum.commands.faults import FAILED
+from unsum.commands.help import SUMMARIES
 from unsum.commands.listing import say_problems
 from unsum.commands.stages import PROGRESS, loading, say
 from unsum.errors import UnsumError, check_name, unknown_name
 
 if TYPE_CHECKING:
-    from unsum.bench import Size
-    from unsum.bench.table import Form
+    from unsum_bench.declare import Size
+    from unsum_bench.table import Form
 
 _WIDE = 200  # columns of a table that goes to a file or another program
 
@@ -44,7 +45,7 @@ class RunByDefault(TyperGroup):
 
 app = typer.Typer(
     cls=RunByDefault,
-    help="The papers' tables and every attack against every defense: resumable, on this machine or a Ray cluster.",
+    help=SUMMARIES["bench"],
     no_args_is_help=False,
     pretty_exceptions_enable=False,
 )
@@ -107,12 +108,12 @@ def run_command(
     Stop it in any way and give the same command again: it goes on where it was. Exit code 2 if a cell failed.
     """
     with loading():
-        from unsum.bench import Material, Store, cells_of_all, chosen
-        from unsum.bench.material import fingerprint, parse_option
-        from unsum.bench.plan import of_attacks, parse_shard, share
-        from unsum.bench.run import cluster, one_by_one, run
-        from unsum.bench.table import read_table
-        from unsum.bench.table import show as show_table
+        from unsum_bench.material import Material, fingerprint, parse_option
+        from unsum_bench.plan import cells_of_all, chosen, of_attacks, parse_shard, share
+        from unsum_bench.run import cluster, one_by_one, run
+        from unsum_bench.store import Store
+        from unsum_bench.table import read_table
+        from unsum_bench.table import show as show_table
     experiments = chosen(tables or [])
     wanted = _size(size)
     if threads < 1:
@@ -164,7 +165,7 @@ def merge_command(
 ) -> None:
     """Join several stores into one, which keeps what it has: of the same cell the newest result, a measured one before others."""
     with loading():
-        from unsum.bench import Store
+        from unsum_bench.store import Store
     rows = []
     for path in stores:  # all are read before anything is written
         with Store(path, read_only=True) as results:
@@ -190,10 +191,10 @@ def show_command(
 ) -> None:
     """Print tables from a store, as far as they are measured."""
     with loading():
-        from unsum.bench import Store, cells_of_all, chosen
-        from unsum.bench.plan import of_attacks
-        from unsum.bench.table import read_table, written
-        from unsum.bench.table import show as show_table
+        from unsum_bench.plan import cells_of_all, chosen, of_attacks
+        from unsum_bench.store import Store
+        from unsum_bench.table import read_table, written
+        from unsum_bench.table import show as show_table
     forms = [name for name, on in (("markdown", markdown), ("latex", latex), ("csv", csv)) if on]
     if len(forms) > 1:
         raise UnsumError("Choose one of --markdown, --latex and --csv.")
@@ -221,7 +222,8 @@ def list_command(
 ) -> None:
     """Every table and figure, and how many cells it has."""
     with loading():
-        from unsum.bench import EXPERIMENTS, cells_of
+        from unsum_bench.experiments import EXPERIMENTS
+        from unsum_bench.plan import cells_of
     wanted = _size(size)
     rows = [(e.name, e.title, len(cells_of(e, wanted)), e.figure is not None) for e in EXPERIMENTS.values()]
     say_problems()
@@ -246,9 +248,10 @@ def figures_command(
     """Draw what was measured: leakage against batch, duplicates, noise and pruning, time against batch, pictures."""
     check_name("format", form, ["png", "svg", "pdf"])
     with loading():
-        from unsum.bench import Store, chosen
-        from unsum.bench.figures import draw
-        from unsum.bench.table import read_table
+        from unsum_bench.figures import draw
+        from unsum_bench.plan import chosen
+        from unsum_bench.store import Store
+        from unsum_bench.table import read_table
     named = chosen(tables or [])
     with Store(store, read_only=True) as results:
         drawn = []
@@ -274,8 +277,8 @@ def pages_command(
 ) -> None:
     """Make Markdown pages of a store: tables beside the papers' figures, hardware, data, command, deviations, drawings."""
     with loading():
-        from unsum.bench import Store
-        from unsum.bench.pages import write_pages
+        from unsum_bench.pages import write_pages
+        from unsum_bench.store import Store
     with Store(store, read_only=True) as results:
         for path in write_pages(results, _size(size), out):
             typer.echo(str(path))
@@ -319,7 +322,7 @@ def _device(name: str) -> str:
 
 
 def _size(name: str) -> Size:
-    from unsum.bench import SIZES
+    from unsum_bench.declare import SIZES
 
     if name not in SIZES:
         raise unknown_name("size", name, SIZES)

@@ -24,7 +24,7 @@ NONE = "none"  # no defense
 
 @dataclass(frozen=True)
 class Network:
-    """A network of `unsum.bench.networks` with a fresh head, for photos of one side."""
+    """A network of `unsum_bench.networks` with a fresh head, for photos of one side."""
 
     name: str
     size: int

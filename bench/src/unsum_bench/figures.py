@@ -11,9 +11,9 @@ from typing import Any
 
 from PIL import Image
 
-from unsum.bench.declare import NONE, Cell, Column, Figure
-from unsum.bench.table import Row, Table
-from unsum.errors import UnsumError, optional
+from unsum.errors import UnsumError
+from unsum_bench.declare import NONE, Cell, Column, Figure
+from unsum_bench.table import Row, Table
 
 # Luminances of these differ by themselves; the marks and dashes say the same once more.
 _LINES = (
@@ -166,10 +166,10 @@ def _pictures(table: Table) -> Any | None:
 
 @contextmanager
 def _plot(size: tuple[float, float] | None = None, rows: int = 1) -> Iterator[tuple[Any, Any]]:
-    matplotlib, figures = (
-        optional(name, "bench", "Figures need matplotlib") for name in ("matplotlib", "matplotlib.figure")
-    )
+    import matplotlib  # takes longer to import than most commands
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(_STYLE):
-        drawn = figures.Figure(figsize=size or _SIZE)  # no global state, no window
+        drawn = Figure(figsize=size or _SIZE)  # no global state, no window
         axes = drawn.subplots(rows, 1, squeeze=rows == 1)
         yield drawn, axes if rows == 1 else [row[0] for row in axes]

@@ -14,14 +14,14 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from unsum.bench.declare import NONE, Cell
-from unsum.bench.networks import WEIGHTED
 from unsum.defend import DEFENSES
 from unsum.errors import UnsumError
 from unsum.files.walk import files_under
 from unsum.match import MATCHERS
 from unsum.registry import Entry, from_outside
 from unsum.separate import SEPARATORS
+from unsum_bench.declare import NONE, Cell
+from unsum_bench.networks import WEIGHTED
 
 Options = tuple[tuple[str, str, str], ...]  # (attack, option, value) of --option
 
@@ -108,7 +108,7 @@ def parse_option(text: str) -> tuple[str, str, str]:
 
 
 # What shows results or calls measurements, and changes none of them.
-_FRONT_ENDS = ("app", "audit", "bench", "commands", "doctor", "integrations")
+_FRONT_ENDS = ("app", "audit", "bench", "commands", "doctor", "integrations")  # `bench`: this package
 _MEASURING = ("audit/leakage.py", "audit/round.py", "bench/networks.py", "bench/measure/")
 
 
@@ -124,13 +124,14 @@ def declaration_of(cell: Cell) -> str:
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """A fingerprint of every source file of unsum that can change a measurement, weights included."""
+    """A fingerprint of every source file of unsum and of the bench that can change a measurement, weights included."""
     digest = hashlib.sha256()
-    with as_file(files("unsum")) as package:
-        for path in sorted(found for found in package.rglob("*") if found.suffix in (".py", ".safetensors")):
-            name = path.relative_to(package).as_posix()
-            if _measures(name):
-                digest.update(name.encode() + b"\0" + path.read_bytes())
+    for package, prefix in (("unsum", ""), ("unsum_bench", "bench/")):
+        with as_file(files(package)) as folder:
+            for path in sorted(found for found in folder.rglob("*") if found.suffix in (".py", ".safetensors")):
+                name = prefix + path.relative_to(folder).as_posix()
+                if _measures(name):
+                    digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

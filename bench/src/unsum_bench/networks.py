@@ -12,10 +12,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from unsum.bench.declare import Network
 from unsum.errors import UnsumError, check_name
 from unsum.models import load_model
 from unsum.models.weights_file import load_weights
+from unsum_bench.declare import Network
 
 Build = Callable[[Network], nn.Module]
 

@@ -10,13 +10,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from unsum.bench.declare import Size
-from unsum.bench.experiments import EXPERIMENTS
-from unsum.bench.figures import draw
-from unsum.bench.run import duration
-from unsum.bench.store import Store
-from unsum.bench.table import Table, axis_text, markdown, matrix, read_table
 from unsum.errors import UnsumError
+from unsum_bench.declare import Size
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.figures import draw
+from unsum_bench.run import duration
+from unsum_bench.store import Store
+from unsum_bench.table import Table, axis_text, markdown, matrix, read_table
 
 _COMMANDS = 8  # of a store that several runs made, the usual ones
 TITLES = {

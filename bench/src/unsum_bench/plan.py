@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from unsum.bench.declare import Attack, Cell, Experiment, Grid, Size
-from unsum.bench.experiments import EXPERIMENTS
-from unsum.bench.experiments.field import strength
 from unsum.defend import DEFENSES
 from unsum.errors import UnsumError, check_name
 from unsum.match import MATCHERS
 from unsum.registry import from_outside
 from unsum.separate import SEPARATORS
+from unsum_bench.declare import Attack, Cell, Experiment, Grid, Size
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.experiments.field import strength
 
 Shard = tuple[int, int]  # (I, N): the I-th of N, from 1
 

@@ -1,4 +1,4 @@
-"""Figures of the two papers, as published: for the rows they belong to, and for the scripts in `benchmarks/`.
+"""Figures of the two papers, as published: for the rows they belong to, and for `scripts`.
 
 RGLA: ResNet-50 with ImageNet weights and a random head, 224², B = 8, labels granted and drawn at random with repetition,
 BatchNorm in train mode, 100 batches, RTX 3090. Triples are PSNR / SSIM / LPIPS.

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from unsum.bench.declare import Cell
-from unsum.bench.material import Material, code_version, declaration_of, key_of
-from unsum.bench.measure import Outcome, measure
-from unsum.bench.store import Store
 from unsum.cluster import connected
 from unsum.errors import UnsumError
-from unsum.version import __version__
+from unsum_bench.declare import Cell
+from unsum_bench.material import Material, code_version, declaration_of, key_of
+from unsum_bench.measure import Outcome, measure
+from unsum_bench.origin import origin
+from unsum_bench.store import Store
 
 _LINE_EVERY = 15.0  # seconds, in a log
 
@@ -105,19 +104,6 @@ class Summary:
         parts += [f"{self.failed_before} failed before (--retry-failed tries them again)"] * bool(self.failed_before)
         rest = f" The time is over with {self.left} left; the same command goes on." if self.left else ""
         return ", ".join(parts) + "." + rest
-
-
-def origin(cell: Cell, material: Material, outcome: Outcome, command: str) -> dict[str, str]:
-    """Code, data, hardware and command of one cell, in words, for the line under every table."""
-    return {
-        "unsum": __version__,
-        "code": code_version(),
-        "torch": torch.__version__,
-        "data": material.data_name(cell),
-        "data_sha256": material.data_fingerprint(cell),
-        "hardware": outcome.hardware,
-        "command": command,
-    }
 
 
 def one_by_one(cells: Iterable[Cell], material: Material, progress: Shown) -> Answers:

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from unsum.bench.measure import Outcome, Status
 from unsum.errors import UnsumError
+from unsum_bench.measure import Outcome, Status
 
 FORMAT = 1  # of the tables below; a store of another one is refused, never guessed at
 _MARK = 0x756E7375  # SQLite's application id: "unsu"

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from unsum.bench.declare import Cell, Column, Experiment, Published, Size
-from unsum.bench.material import declaration_of
-from unsum.bench.plan import cells_of
-from unsum.bench.store import Result, Store
+from unsum_bench.declare import Cell, Column, Experiment, Published, Size
+from unsum_bench.material import declaration_of
+from unsum_bench.plan import cells_of
+from unsum_bench.store import Result, Store
 
 NOT_RUN = "not run"
 _SUMMED: dict[str, Callable[[Sequence[float]], float]] = {

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from unsum.ceiling import coin
 from unsum.ceiling.coin import Separation
-
-
-@pytest.fixture(scope="module")
-def above() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "above.py"
-    spec = importlib.util.spec_from_file_location("above", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["above"] = module
-    spec.loader.exec_module(module)
-    return module
+from unsum_bench.scripts import above
 
 
 @pytest.mark.long
-def test_a_small_search_finds_nothing_above(above: ModuleType, tmp_path: Path) -> None:
+def test_a_small_search_finds_nothing_above(tmp_path: Path) -> None:
     record = above.search(above.Record(), 0, cases=16, attackers=["told", "exact", "label: ilrg"])
     assert record.cases + record.refused + record.crashes == 16
     assert record.cases > 8
@@ -41,7 +27,7 @@ def test_a_small_search_finds_nothing_above(above: ModuleType, tmp_path: Path) -
     assert "0 above their ceiling" in again.sentence()
 
 
-def genome(above: ModuleType, **changed: object) -> dict[str, object]:
+def genome(**changed: object) -> dict[str, object]:
     plain = {"attacker": "told", "secret": "sample", "network": "tanh", "loss": "ce", "training": "gradient"}
     rest = {"before": "nothing", "after": "nothing", "kind": "gaussian", "samples": 3, "noise": 0.5, "spread": 0.5}
     return above.fresh(random.Random(0), ["told"]) | plain | rest | {"head": 1.0, "seed": 5} | changed
@@ -49,24 +35,22 @@ def genome(above: ModuleType, **changed: object) -> dict[str, object]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("secret", "noise"), [("label", 4.0), ("presence", 1.0)])
-def test_half_the_distance_is_found_out(
-    above: ModuleType, secret: str, noise: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_the_distance_is_found_out(secret: str, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = above.Record()
-    above.try_case(genome(above, secret=secret), honest)
+    above.try_case(genome(secret=secret), honest)
     assert honest.above == []
     whole = Separation.of.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
         Separation, "of", classmethod(lambda cls, *a, **k: replace(one := whole(cls, *a, **k), squared=one.squared / 4))
     )
     broken = above.Record()
-    above.try_case(genome(above, secret=secret, noise=noise), broken, pairs=30)
+    above.try_case(genome(secret=secret, noise=noise), broken, pairs=30)
     assert len(broken.above) == 1
 
 
-def test_a_share_that_is_too_small_is_found_out(above: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The posterior mean explains more than half of what a coin in noise allows."""
     monkeypatch.setattr(coin, "_known", lambda ratio: 0.1 * math.tanh(ratio**2))
     broken = above.Record()
-    above.try_case(genome(above, noise=0.2), broken)
+    above.try_case(genome(noise=0.2), broken)
     assert len(broken.above) == 1

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import unsum
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def greens() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    import greens
-
-    yield greens
-    sys.path.remove(str(BENCHMARKS))
+from unsum_bench.scripts import greens
 
 
-def test_a_search_goes_on_where_it_ended(greens: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     def audited(case: object) -> object:
@@ -41,7 +29,7 @@ def test_a_search_goes_on_where_it_ended(greens: ModuleType, tmp_path: Path, mon
     assert greens.told(again).startswith("6 audits: 6 passed")
 
 
-def test_a_blind_audit_is_contradicted(greens: ModuleType) -> None:
+def test_a_blind_audit_is_contradicted() -> None:
     blind = SimpleNamespace(labels=None, occurred=[])
     case = greens.Case("mlp", 8, 4, 40, "", size_known=False, alike=False, seed=3)
     model, data = case.model(), case.data()
@@ -57,12 +45,12 @@ def test_a_blind_audit_is_contradicted(greens: ModuleType) -> None:
     assert greens.by_matching(model, unsum.capture(model, *data), *data) > 0.5
 
 
-def test_noise_contradicts_nothing_and_passes(greens: ModuleType) -> None:
+def test_noise_contradicts_nothing_and_passes() -> None:
     outcome = greens.tried(greens.Case("mlp", 8, 4, 40, "noise:1", size_known=False, alike=False, seed=3))
     assert (outcome.green, outcome.level, outcome.contradicted) == (True, "protected", {})
 
 
-def test_children_differ_in_few_genes(greens: ModuleType) -> None:
+def test_children_differ_in_few_genes() -> None:
     chance = random.Random(0)
     parent = greens.Case.drawn(chance)
     for _ in range(20):

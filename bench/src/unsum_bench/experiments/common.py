@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unsum.bench.declare import Column, Size
+from unsum_bench.declare import Column, Size
 
 SEEDS: Mapping[Size, int] = {"smoke": 1, "small": 3, "paper": 100}
 PSNR = Column("psnr", "PSNR")

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from unsum.active import SERVERS
-from unsum.bench.declare import NONE, Attack, Experiment, Family, Granted, Grid, Network, Size, Value
-from unsum.bench.experiments import common
 from unsum.defend import DEFENSES, Defense
 from unsum.defend.defense import has_strength
 from unsum.labels import LABEL_RULES
@@ -22,6 +20,8 @@ from unsum.peel import PEELERS
 from unsum.registry import Registry, from_outside
 from unsum.separate import SEPARATORS
 from unsum.separate.options import options_of
+from unsum_bench.declare import NONE, Attack, Experiment, Family, Granted, Grid, Network, Size, Value
+from unsum_bench.experiments import common
 
 SMOKE_DEFENSES = (NONE, "noise:0.01", "clip:4", "prune:0.9")
 STRENGTHS = {  # where the papers and our own sweeps have them; others stand at their example

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from unsum.bench import published as paper
-from unsum.bench.declare import NONE, Attack, Column, Data, Experiment, Granted, Grid, Network, Published, Size, Value
-from unsum.bench.experiments import common
+from unsum_bench import published as paper
+from unsum_bench.declare import NONE, Attack, Column, Data, Experiment, Granted, Grid, Network, Published, Size, Value
+from unsum_bench.experiments import common
 
 MATCHING_NETWORK: Mapping[Size, Network] = {
     "smoke": Network("conv", 16, 20),
@@ -81,7 +81,7 @@ def newton(size: Size) -> Attack:
 def matching(size: Size, **axes: Any) -> tuple[Grid, ...]:
     """DLG, IG and GGL with labels as published; fewer steps where the size says so, GGL with --option ggl:generator=….
 
-    Not at the paper's size, where a batch takes minutes: benchmarks/picture_tables.py measures them there.
+    Not at the paper's size, where a batch takes minutes: docs/results/tables/pictures.md has them.
     """
     if size == "paper":
         return ()

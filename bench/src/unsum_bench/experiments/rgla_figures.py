@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from unsum.bench import published as paper
-from unsum.bench.declare import Attack, Column, Data, Figure, Grid, Published, Size
-from unsum.bench.experiments import rgla as tables
-from unsum.bench.experiments.rgla import EXACT, FGLA, NETWORK, PICTURES, PSNR, declared, rgla
+from unsum_bench import published as paper
+from unsum_bench.declare import Attack, Column, Data, Figure, Grid, Published, Size
+from unsum_bench.experiments import rgla as tables
+from unsum_bench.experiments.rgla import EXACT, FGLA, NETWORK, PICTURES, PSNR, declared, rgla
 
 IDENTITIES = 10_177  # of CelebA
 SHOWN = "Pictures are of the embedded photos, because ImageNet's may not be shown; figures under them are of that one batch."

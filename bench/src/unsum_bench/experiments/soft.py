@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from unsum.bench.declare import Attack, Column, Experiment, Grid, Labels, Network, Published, Size
-from unsum.bench.experiments import common
-from unsum.bench.published import SOFT_FCN, SOFT_FCN_DLG
+from unsum_bench.declare import Attack, Column, Experiment, Grid, Labels, Network, Published, Size
+from unsum_bench.experiments import common
+from unsum_bench.published import SOFT_FCN, SOFT_FCN_DLG
 
 KINDS: tuple[Labels, ...] = ("smooth", "mixup")
 SOFT = Attack("soft", family="soft", title="soft-label recovery")
@@ -145,7 +145,7 @@ TABLES = (
             "smoke": ("Size smoke: 16² photos and 3 steps.",),
             "small": ("Size small: 100 of 4800 steps; LeNet alone.", _NOT_NOTED),
             "paper": (
-                "4800 steps of Adam; LeNet alone, ResNet-18 with four kinds of label by benchmarks/label_worth.py.",
+                "4800 steps of Adam; LeNet alone, ResNet-18 with four kinds of label by label_worth.py of commit d5b3ef72.",
                 _NOT_NOTED,
             ),
         },

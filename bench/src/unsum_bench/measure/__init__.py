@@ -20,17 +20,17 @@ from typing import Literal
 import numpy as np
 import torch
 
-from unsum.bench.declare import Cell
-from unsum.bench.material import Material
-from unsum.bench.measure.attack import answer
-from unsum.bench.measure.estimate import estimate
-from unsum.bench.measure.many import many
-from unsum.bench.measure.round import play
-from unsum.bench.measure.scores import figures
-from unsum.bench.measure.soft import soft
-from unsum.bench.measure.twins import twins
 from unsum.deadline import time_limit
 from unsum.errors import UnsumError
+from unsum_bench.declare import Cell
+from unsum_bench.material import Material
+from unsum_bench.measure.attack import answer
+from unsum_bench.measure.estimate import estimate
+from unsum_bench.measure.many import many
+from unsum_bench.measure.round import play
+from unsum_bench.measure.scores import figures
+from unsum_bench.measure.soft import soft
+from unsum_bench.measure.twins import twins
 
 __all__ = ["TIMES", "Outcome", "Status", "measure"]
 

@@ -12,10 +12,6 @@ from unsum.active import attack as read_layer
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import with_pictures
-from unsum.bench.declare import Cell
-from unsum.bench.material import Material
-from unsum.bench.measure.pictures import pictures_for
-from unsum.bench.measure.round import CellRound
 from unsum.errors import UnsumError
 from unsum.labels import LABEL_RULES, labels
 from unsum.leak import Leak
@@ -23,6 +19,10 @@ from unsum.match import MATCHERS, match
 from unsum.peel import Peeled, peel
 from unsum.separate import SEPARATORS, separate
 from unsum.separate.options import read_value
+from unsum_bench.declare import Cell
+from unsum_bench.material import Material
+from unsum_bench.measure.pictures import pictures_for
+from unsum_bench.measure.round import CellRound
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from unsum.bench.declare import Cell, Network
-from unsum.bench.material import Material
-from unsum.bench.measure.round import load
-from unsum.bench.networks import build
-from unsum.bench.published import ACCURACIES
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.separate import estimated_loss
+from unsum_bench.declare import Cell, Network
+from unsum_bench.material import Material
+from unsum_bench.measure.round import load
+from unsum_bench.networks import build
+from unsum_bench.published import ACCURACIES
 
 _BATCHES = 100  # as many as the paper's table averages over
 _STEPS = 4000  # budget of the training that must reach the last accuracy

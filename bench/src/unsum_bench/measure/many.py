@@ -22,11 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.bench.declare import Cell, Network
-from unsum.bench.material import Material
-from unsum.bench.measure.pictures import PictureScores, pictures_for
-from unsum.bench.measure.round import Drawn, defenses, draw
-from unsum.bench.networks import build
 from unsum.client.capture import capture, in_mode
 from unsum.head import Head, collect_features, find_head
 from unsum.knowledge import Knowledge
@@ -39,6 +34,11 @@ from unsum.separate.options import read_value
 from unsum.separate.rgla import method as rgla
 from unsum.separate.rgla.objective import WEIGHTS, LogitObjective, stacked
 from unsum.update import Update
+from unsum_bench.declare import Cell, Network
+from unsum_bench.material import Material
+from unsum_bench.measure.pictures import PictureScores, pictures_for
+from unsum_bench.measure.round import Drawn, defenses, draw
+from unsum_bench.networks import build
 
 _RECOVERED = 0.01  # relative error of features below which a sample counts as recovered
 _SEEDS = 1000  # seeds of one cell's draws stay apart from another's

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unsum.bench.material import Material
 from unsum.errors import UnsumError
 from unsum.invert import Inverse
 from unsum.invert.layout import feature_layout
@@ -17,6 +16,7 @@ from unsum.invert.method import load_inverse
 from unsum.models.built import backbone_fingerprint
 from unsum.models.lpips import lpips_network, lpips_status, weights_file
 from unsum.score.pictures import structural_similarity
+from unsum_bench.material import Material
 
 _AT_ONCE = 64  # pictures decoded and scored together
 _GRAY = 0.5  # the picture of a sample that was not found

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from unsum.active import Reader, modify
 from unsum.audit.round import Sent, send
-from unsum.bench.declare import NONE, Cell, Network
-from unsum.bench.material import Material
-from unsum.bench.networks import build
 from unsum.client import mixup, smooth_labels
 from unsum.client.capture import capture
 from unsum.data import embedded_batch, photo_count, read_photos
 from unsum.defend import Defense, aggregate, parse_defense
 from unsum.errors import UnsumError
+from unsum_bench.declare import NONE, Cell, Network
+from unsum_bench.material import Material
+from unsum_bench.networks import build
 
 _RATE, _BATCH = 3e-3, 32  # of the training of networks that are declared as trained
 

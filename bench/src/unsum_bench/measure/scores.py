@@ -12,14 +12,14 @@ from torch import Tensor
 
 from unsum.audit.leakage import leakages
 from unsum.audit.round import Compared, compare_with_truth
-from unsum.bench.declare import Cell
-from unsum.bench.measure.attack import Answer, FoundLabels
-from unsum.bench.measure.round import CellRound
 from unsum.head import find_head
 from unsum.leak import Leak
 from unsum.peel import Peeled
 from unsum.score import SampleScore, score_samples
 from unsum.separate.rgla.objective import WEIGHTS
+from unsum_bench.declare import Cell
+from unsum_bench.measure.attack import Answer, FoundLabels
+from unsum_bench.measure.round import CellRound
 
 _RECOVERED = 0.01  # relative error of features below which a sample counts as recovered
 _NEAR_THE_END = 10.0  # a run has arrived where its loss is within this factor of its last

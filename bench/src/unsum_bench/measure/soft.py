@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from unsum.bench.declare import Cell
-from unsum.bench.material import Material
-from unsum.bench.measure.round import defenses, draw, network
 from unsum.head import collect_features, find_head
 from unsum.separate import separate
 from unsum.update import Update
+from unsum_bench.declare import Cell
+from unsum_bench.material import Material
+from unsum_bench.measure.round import defenses, draw, network
 
 _RECOVERED = 1e-3  # largest error of any entry of the label
 _DRAWS = 10_000  # seeds of one cell's draws stay apart from another's

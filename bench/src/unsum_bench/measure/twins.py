@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unsum.bench.declare import Cell
-from unsum.bench.material import Material
-from unsum.bench.measure.many import HeadRound, backbone, rounds
-from unsum.bench.measure.pictures import PictureScores, pictures_for
 from unsum.head import Head
 from unsum.progress import SILENT
 from unsum.separate.rgla.method import RATE, Record, minimize
 from unsum.separate.rgla.objective import LogitObjective, stacked
+from unsum_bench.declare import Cell
+from unsum_bench.material import Material
+from unsum_bench.measure.many import HeadRound, backbone, rounds
+from unsum_bench.measure.pictures import PictureScores, pictures_for
 
 POINTS = ("error", "w", "entropy", "psnr")
 _WRONG = 0.05  # relative error of a sample's features from which its solution is a twin

@@ -1,7 +1,7 @@
 """Can an attack be found that passes its ceiling? Evolution over small clients, rewarded for what an attacker names beyond it.
 
-uv run python benchmarks/above.py --minutes 15 --seed 1 --json above.json
-uv run python benchmarks/above.py --cases 200 --attackers told label-told
+python -m unsum_bench.scripts.above --minutes 15 --seed 1 --json above.json
+python -m unsum_bench.scripts.above --cases 200 --attackers told label-told
 
 A case is a client (network, loss, batch, local training, defense, noise), a kind of secret and an attacker. The product bounds it
 (`unsum.ceiling.prove`); then the client plays the game that the bound is of: a secret is drawn, a coin decides between its two

@@ -1,7 +1,7 @@
 """What does a server read that changes the model first, and does a client notice?
 
-uv run python benchmarks/active_servers.py hits [--photos FOLDER_OR_TAR] [--size 64] [--draws 20]
-uv run python benchmarks/active_servers.py detector [--weights FILE:MODEL ...]
+python -m unsum_bench.scripts.active_servers hits [--photos FOLDER_OR_TAR] [--size 64] [--draws 20]
+python -m unsum_bench.scripts.active_servers detector [--weights FILE:MODEL ...]
 
 Without --photos, batches are random crops of the embedded photos.
 """

@@ -1,6 +1,6 @@
 """Is the exact solver's certificate honest? Random cases, hopeless ones among them, against the truth.
 
-uv run python benchmarks/calibrate_exact.py --cases 2100 --first-seed 150000 --json calibrated.json > calibrated.md
+python -m unsum_bench.scripts.calibrate_exact --cases 2100 --first-seed 150000 --json calibrated.json > calibrated.md
 
 Where a recovered batch is not called exact although its size is granted, another batch is looked for that sends the same
 gradient: labels of two samples mixed, or all of them smoothed at another scale, with features that follow. Where there is one,
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from cases import Case, make_case
 from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import observe
 from unsum.head import Head
+from unsum_bench.scripts.cases import Case, make_case
 
 FALSE_CLAIM, RECOVERED = 1e-2, 1e-3  # an "exact" answer must never be off by more; a recovered one is off by less
 DEVIATIONS = 3.0  # by which another batch may explain the gradient worse than the true one does
@@ -225,7 +225,7 @@ def table(outcomes: list[Outcome], options: argparse.Namespace) -> str:
     lines = [
         "# The exact solver's certificate against the truth",
         "",
-        f"`uv run python benchmarks/calibrate_exact.py --cases {len(outcomes)} --first-seed {options.first_seed} "
+        f"`uv run python -m unsum_bench.scripts.calibrate_exact --cases {len(outcomes)} --first-seed {options.first_seed} "
         f"--limit {options.limit:.0f}`,",
         f"{platform.machine()}, one core per case; after {options.limit:.0f} seconds a solver begins nothing new.",
         "A case is *recovered* when every sample's features are within 0.1 %, and within a tenth of the distance to any other",

@@ -1,7 +1,7 @@
 """What nobody can exceed: ceilings of usual networks over the noise, beside what is found, accuracy, and published bounds.
 
-uv run python benchmarks/ceilings.py --json ceilings.json
-uv run python benchmarks/ceilings.py --parts lenet published --photos photos.npz --json ceilings.json
+python -m unsum_bench.scripts.ceilings --json ceilings.json
+python -m unsum_bench.scripts.ceilings --parts lenet published --photos photos.npz --json ceilings.json
 
 Distances are measured once for every network and training, of one sample of the batch, and hold for every noise. A part whose
 figures are in the record (`--json`) is not measured again. `--photos` is an npz with `images` (n, h, w, 3) or (n, 3, h, w); the

@@ -1,8 +1,8 @@
 """Clients as they really train: which undeclared kinds of training does an attack see through, and does it ever vouch for a wrong
 answer?
 
-uv run python benchmarks/client_variations.py --draws 5 --processes 16 --json rows.json   # docs/results/client-variations.md
-uv run python benchmarks/client_variations.py --read rows.json                            # the table of what was measured
+python -m unsum_bench.scripts.client_variations --draws 5 --processes 16 --json rows.json   # docs/results/client-variations.md
+python -m unsum_bench.scripts.client_variations --read rows.json                            # the table of what was measured
 
 The server has the weights before and after one local step and is told the learning rate and the number of samples. Nothing else
 is declared. `gradient there?` says whether the change of weights still holds the gradient up to an unknown factor; a batch is
@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unsum
-from pooled import rows_within
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.head import collect_features
+from unsum_bench.scripts.pooled import rows_within
 
 RATE, SAMPLES = 0.05, 6
 FOUND = (

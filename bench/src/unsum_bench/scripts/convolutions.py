@@ -1,12 +1,12 @@
 """Samples out of two convolutions: which networks, modes and batches, how exactly, how fast.
 
-uv run python benchmarks/convolutions.py small --photos cifar.npz                       # ResNet-18 for 32², both modes
-uv run python benchmarks/convolutions.py large --photos photos.tar --weights resnet50.safetensors --device cuda  # ResNet-50
-uv run python benchmarks/convolutions.py noise --photos cifar.npz                       # noise and precisions of the gradient
-uv run python benchmarks/convolutions.py trained --photos cifar.npz                     # after some training on other photos
-uv run python benchmarks/convolutions.py networks                                       # other networks, embedded photos of 128²
-uv run python benchmarks/convolutions.py speed --photos cifar.npz                       # seconds and memory beside one gradient
-uv run python benchmarks/convolutions.py pictures --photos cifar.npz --device cuda      # separation, walk and pixels in one
+python -m unsum_bench.scripts.convolutions small --photos cifar.npz  # ResNet-18 for 32², both modes
+python -m unsum_bench.scripts.convolutions large --photos photos.tar --weights resnet50.safetensors --device cuda  # ResNet-50
+python -m unsum_bench.scripts.convolutions noise --photos cifar.npz  # noise and precisions of the gradient
+python -m unsum_bench.scripts.convolutions trained --photos cifar.npz  # after some training on other photos
+python -m unsum_bench.scripts.convolutions networks  # other networks, embedded photos of 128²
+python -m unsum_bench.scripts.convolutions speed --photos cifar.npz  # seconds and memory beside one gradient
+python -m unsum_bench.scripts.convolutions pictures --photos cifar.npz --device cuda  # separation, walk and pixels in one
 
 Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those of the features and of the
 maps of the pair's first convolution, without the factor that all of them share where BatchNorm hides it.

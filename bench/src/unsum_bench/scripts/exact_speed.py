@@ -2,8 +2,8 @@
 
 Seconds of the processor on one thread of a CPU, so that other work on the machine does not count; else on the clock.
 
-uv run python benchmarks/exact_speed.py rgla            # against 20 000 steps of Adam, labels granted to RGLA only
-uv run python benchmarks/exact_speed.py growth --features 100352 --device cuda
+python -m unsum_bench.scripts.exact_speed rgla            # against 20 000 steps of Adam, labels granted to RGLA only
+python -m unsum_bench.scripts.exact_speed growth --features 100352 --device cuda
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 
 import unsum
-from cases import Case, make_case
 from unsum.deadline import time_limit
+from unsum_bench.scripts.cases import Case, make_case
 
 
 def main() -> None:

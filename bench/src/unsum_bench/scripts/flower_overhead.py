@@ -1,8 +1,8 @@
 """What auditing costs a federated training: time with and without, and memory over many clients. Needs `unsum[flower]` and Ray.
 
-    python benchmarks/flower_overhead.py ratio
-    OMP_NUM_THREADS=1 python benchmarks/flower_overhead.py pool --steps 1 50
-    python benchmarks/flower_overhead.py memory
+    python -m unsum_bench.scripts.flower_overhead ratio
+    OMP_NUM_THREADS=1 python -m unsum_bench.scripts.flower_overhead pool --steps 1 50
+    python -m unsum_bench.scripts.flower_overhead memory
 
 Runs the example project's apps (examples/flower-audit) in Flower's simulation engine, within one process that holds the server.
 `pool` does without the engine: server and clients are one process, and updates go to another one (`processes=1`). What counts is
@@ -23,7 +23,7 @@ from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-_EXAMPLE = str(Path(__file__).parents[1] / "examples" / "flower-audit")
+_EXAMPLE = str(Path(__file__).parents[4] / "examples" / "flower-audit")
 sys.path.append(_EXAMPLE)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_EXAMPLE, os.environ.get("PYTHONPATH")]))
 

@@ -1,6 +1,6 @@
 """Does a gate ever pass where a simple attack reads what it calls safe? Audits bred for a green, and held against five attacks.
 
-    uv run python benchmarks/greens.py --tries 500 --json greens.json     # goes on where the file ends
+    python -m unsum_bench.scripts.greens --tries 500 --json greens.json     # goes on where the file ends
 
 Small networks (a perceptron, LeNet, one that pools, embeddings over two columns) at 8² and 16², one to sixteen samples, every
 kind of defense, the batch size granted or not. Half of the cases are children of those that passed with the largest leakage:

@@ -1,8 +1,10 @@
 """An inverse of one layer, learned for a moment on other photos: what pictures does a decoder draw of features or maps?
 
-python benchmarks/learned_inverse.py --layer layer3.0.conv2 --others a.tar b.tar --photos c.tar --batch 8 --device cuda
-python benchmarks/learned_inverse.py --layer layer2.0.conv2 --others a.tar b.tar --photos c.tar --batch 1 --gradients 4 --solve 60
-python benchmarks/learned_inverse.py --network resnet50 --weights resnet50.safetensors --layer layer4.2.conv2 --others a.tar …
+python -m unsum_bench.scripts.learned_inverse --layer layer3.0.conv2 --others a.tar b.tar --photos c.tar --batch 8 --device cuda
+python -m unsum_bench.scripts.learned_inverse --layer layer2.0.conv2 --others a.tar b.tar \
+        --photos c.tar --batch 1 --gradients 4 --solve 60
+python -m unsum_bench.scripts.learned_inverse --network resnet50 --weights resnet50.safetensors \
+        --layer layer4.2.conv2 --others a.tar …
 
 The layer's true input is granted for --count photos, and for the first --gradients batches it comes out of the gradient: samples,
 maps, the walk below them, with nothing granted but the batch size. With --solve the pixel equations begin at the decoder's
@@ -151,7 +153,7 @@ def _scored(found: Tensor, shown: Tensor) -> str:
 
 
 def main() -> None:
-    from convolutions import MEAN, STD, Setting, network
+    from unsum_bench.scripts.convolutions import MEAN, STD, Setting, network
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="resnet18", choices=["resnet18", "resnet50"])

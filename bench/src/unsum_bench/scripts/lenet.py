@@ -1,8 +1,8 @@
 """What the federated tutorials' network (examples/lenet.py) gives away in pictures, a batch of 32 at a time.
 
-python benchmarks/lenet.py train   --photos cifar10-train.npz --steps 300 --out trained.safetensors
-python benchmarks/lenet.py batches --photos cifar10-test.npz --inverse lenet-inverse [--weights trained.safetensors]
-python benchmarks/lenet.py picture --inverse lenet-inverse --out docs/images/lenet-audit.png
+python -m unsum_bench.scripts.lenet train   --photos cifar10-train.npz --steps 300 --out trained.safetensors
+python -m unsum_bench.scripts.lenet batches --photos cifar10-test.npz --inverse lenet-inverse [--weights trained.safetensors]
+python -m unsum_bench.scripts.lenet picture --inverse lenet-inverse --out docs/images/lenet-audit.png
 
 `train` makes the trained network: SGD with momentum on batches of 32, as the tutorials train. `batches` audits batches of photos
 that trained nothing. `picture` audits 32 crops of the embedded photos, two of each, and draws them.
@@ -26,7 +26,7 @@ from unsum.data import Batch, client_batch, embedded_batch, open_data, photo_cou
 from unsum.deadline import time_limit
 from unsum.models import load_model
 
-NET = Path(__file__).parents[1] / "examples" / "lenet.py"
+NET = Path(__file__).parents[4] / "examples" / "lenet.py"
 BATCH, CLASSES = 32, 10
 
 

@@ -1,7 +1,7 @@
 """Labels after many local steps: are the counts right, and do their intervals hold the true count as often as they say?
 
-python benchmarks/local_epochs.py --photos cifar.npz --draws 40 --processes 16 --json rows.json   # docs/results/local-training.md
-python benchmarks/local_epochs.py --read rows.json
+python -m unsum_bench.scripts.local_epochs --photos cifar.npz --draws 40 --processes 16 --json rows.json
+python -m unsum_bench.scripts.local_epochs --read rows.json
 
 A client shuffles its photos anew in every epoch and trains by SGD; the server knows rate, momentum, epochs, the size of a batch
 and the number of photos, as federated platforms disclose them. Every draw has a network, photos and shares of its own.
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from pooled import rows_within
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.separate.local_steps.label_counts import count_labels
+from unsum_bench.scripts.pooled import rows_within
 
 COLUMNS_OF_TABLE = 30
 

@@ -1,9 +1,9 @@
 """Updates per second, one after the other and many at once, in one run; and the memory that many take.
 
-    uv run python benchmarks/many_updates.py --updates 40
-    uv run python benchmarks/many_updates.py --device cuda --updates 200 --one-by-one 20
-    uv run python benchmarks/many_updates.py --memory 100 1000 10000
-    uv run python benchmarks/many_updates.py --device cuda --files 1000 10000
+    python -m unsum_bench.scripts.many_updates --updates 40
+    python -m unsum_bench.scripts.many_updates --device cuda --updates 200 --one-by-one 20
+    python -m unsum_bench.scripts.many_updates --memory 100 1000 10000
+    python -m unsum_bench.scripts.many_updates --device cuda --files 1000 10000
 
 The embedded model with 100 classes, 8 random photos a client, one gradient each. One after the other is `unsum.attack` without
 pictures, as `attack_many` does it, on the device and on one CPU thread; many are `unsum.attack_many` on one process, on a GPU

@@ -1,7 +1,7 @@
 """Gradient matching, side by side in one run: unsum's engine, the same mathematics written plainly, and `breaching`.
 
-uv run --with breaching python benchmarks/matching_speed.py                       # LeNet, 32×32, 100 classes, CPU
-python benchmarks/matching_speed.py --model resnet18 --size 224 --batches 1 8 --device cuda --steps 200
+uv run --with breaching python -m unsum_bench.scripts.matching_speed                       # LeNet, 32×32, 100 classes, CPU
+python -m unsum_bench.scripts.matching_speed --model resnet18 --size 224 --batches 1 8 --device cuda --steps 200
 
 A pass is one evaluation of the objective and its derivative; an L-BFGS step is up to twenty of these, so that passes are
 counted: at the model, and for unsum, which replays a recorded pass on a GPU, at its evaluator. Times are processor seconds of

@@ -1,11 +1,11 @@
 """Exact inputs, layer by layer: how good, how fast, how deep, and where it ends. One table per word on the command line.
 
-uv run python benchmarks/peel_mlp.py single             # the soft-label paper's network and one photo
-uv run python benchmarks/peel_mlp.py batches            # B = 8 … 64, C = 100 and 1000, all kinds of labels
-uv run python benchmarks/peel_mlp.py others             # Cocktail Party, Phong's ratio and DLG beside it
-uv run python benchmarks/peel_mlp.py depth              # float32 and float64 gradients, 2 to 12 layers
-uv run python benchmarks/peel_mlp.py conv               # CNN6, CNN6-d, LeNet, a small VGG-like network
-uv run python benchmarks/peel_mlp.py picture FILE.png   # sixteen photos of one batch, above what came back
+python -m unsum_bench.scripts.peel_mlp single             # the soft-label paper's network and one photo
+python -m unsum_bench.scripts.peel_mlp batches            # B = 8 … 64, C = 100 and 1000, all kinds of labels
+python -m unsum_bench.scripts.peel_mlp others             # Cocktail Party, Phong's ratio and DLG beside it
+python -m unsum_bench.scripts.peel_mlp depth              # float32 and float64 gradients, 2 to 12 layers
+python -m unsum_bench.scripts.peel_mlp conv               # CNN6, CNN6-d, LeNet, a small VGG-like network
+python -m unsum_bench.scripts.peel_mlp picture FILE.png   # sixteen photos of one batch, above what came back
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torchvision.utils import make_grid, save_image
 
 import unsum
-from cases import soft_targets
 from unsum.data import embedded_batch, read_photos
 from unsum.deadline import time_limit
 from unsum.score.samples import assign, psnr
+from unsum_bench.scripts.cases import soft_targets
 
 HE = 2**0.5
 KINDS = ("distinct", "half", "same", "smooth", "mixup")

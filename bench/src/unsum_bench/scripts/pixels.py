@@ -1,10 +1,10 @@
 """Pictures out of a gradient: how many decibels, how fast, trained and untrained, in either mode, beside published attacks?
 
-python benchmarks/pixels.py --photos cifar.npz --batch 1 4 8 --steps 0 300 --mode eval sent train --device cuda
-python benchmarks/pixels.py --photos cifar.npz --size 16 --width 32 --steps 300 --batch 4 8 --mode train --notes  # one core
-python benchmarks/pixels.py --photos cifar.npz --layer layer3.0.conv1 --batch 4 --mode train --error 1e-6 --device cuda
-python benchmarks/pixels.py rivals --photos cifar.npz --batch 1 4 8 --mode train --seconds 120 --device cuda
-python benchmarks/pixels.py --batch 4 --mode train --grid docs/figures/pixels.png            # embedded photos
+python -m unsum_bench.scripts.pixels --photos cifar.npz --batch 1 4 8 --steps 0 300 --mode eval sent train --device cuda
+python -m unsum_bench.scripts.pixels --photos cifar.npz --size 16 --width 32 --steps 300 --batch 4 8 --mode train --notes
+python -m unsum_bench.scripts.pixels --photos cifar.npz --layer layer3.0.conv1 --batch 4 --mode train --error 1e-6 --device cuda
+python -m unsum_bench.scripts.pixels rivals --photos cifar.npz --batch 1 4 8 --mode train --seconds 120 --device cuda
+python -m unsum_bench.scripts.pixels --batch 4 --mode train --grid docs/figures/pixels.png  # embedded photos
 
 Without --layer, everything is chained as `unsum.attack` does it, from the gradient alone. With --layer its true input is granted,
 with a relative error where --error says so: that measures the step from maps to pictures alone. The mode `train` has BatchNorm's
@@ -31,13 +31,13 @@ from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 from torchvision.utils import save_image
 
 import unsum
-from learned_inverse import learn
 from unsum.data import embedded_batch
 from unsum.gradients import same_buffers
 from unsum.invert.pixels import solve_pixels
 from unsum.invert.pixels.equations import read_by
 from unsum.leak import Leak
 from unsum.models.built import Normalize
+from unsum_bench.scripts.learned_inverse import learn
 
 CLASSES = 10
 MEAN, SPREAD = 0.5, 0.25  # of pixels, as the model normalizes them

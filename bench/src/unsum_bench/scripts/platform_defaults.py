@@ -1,6 +1,6 @@
 """What the privacy filters that platforms ship leave of one client's update, at the values they ship with, and what they cost.
 
-uv run python benchmarks/platform_defaults.py            # the table of docs/results/platform-defaults.md
+python -m unsum_bench.scripts.platform_defaults            # the table of docs/results/platform-defaults.md
 
 Photos: 8 embedded ones through the default model in eval mode (DP-SGD takes no BatchNorm in train mode). Rows: 8 made-up people
 through two dense layers (`table_rows.py`). The client takes one step at a learning rate of 0.01 and sends the change of its
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from table_rows import write
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.inputs import Inputs, simulated_training
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Bench, Point
 from unsum.audit.sweep.task import photo_tiles, ruins
 from unsum.defend import parse_defense
+from unsum_bench.scripts.table_rows import write
 
 FILTERS = (
     "flower:fixed-clipping", "flower:adaptive-clipping", "flower:local-dp", "nvflare:percentile", "nvflare:svt",

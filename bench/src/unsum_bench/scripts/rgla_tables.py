@@ -1,15 +1,17 @@
 """Tables of `unsum bench` on a machine that has PyTorch and little else: the cells asked for, into a store.
 
-    python benchmarks/rgla_tables.py rgla-8 rgla-10 --device cuda --data imagenet-samples-224.tar --cifar cifar100-test-5k.npz \
+    python -m unsum_bench.scripts.rgla_tables rgla-8 rgla-10 --device cuda --data imagenet-samples-224.tar \
+        --cifar cifar100-test-5k.npz \
         --weights resnet50-v1-imagenet.fp16.safetensors --inverse inverse.safetensors --alexnet alexnet-features.safetensors \
         --minutes 9 --store part-1.sqlite
 
-    python benchmarks/rgla_tables.py soft-noise soft-success --data imagenet-samples-224.tar --known paper.sqlite --threads 8
+    python -m unsum_bench.scripts.rgla_tables soft-noise soft-success --data imagenet-samples-224.tar \
+        --known paper.sqlite --threads 8
 
 The same cells, keys and store as `unsum bench run`, which needs the command line's libraries; LPIPS with AlexNet from a file.
 Stores of several processes are joined by `unsum bench merge`. One line a cell is printed as it is measured.
 
-    python benchmarks/rgla_tables.py rgla-10 --attack exact --batch 256 --data imagenet-samples-224.tar \
+    python -m unsum_bench.scripts.rgla_tables rgla-10 --attack exact --batch 256 --data imagenet-samples-224.tar \
         --weights resnet50-v1-imagenet.fp16.safetensors --known paper.sqlite --option exact:time_limit=120 --lines exact-256.jsonl
 
 With `--lines` the figures of every single batch go into a file as soon as they are there, and nothing into a store: for cells
@@ -21,19 +23,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
+import torchvision
+from safetensors.torch import load_file
 
-from picture_tables import provide_alexnet
-from unsum.bench import Cell, Material, Store, cells_of_all, chosen
-from unsum.bench.material import declaration_of, key_of, parse_option
-from unsum.bench.measure import Outcome, measure
-from unsum.bench.measure.many import batch_by_batch
-from unsum.bench.plan import of_attacks, parse_shard, share
-from unsum.bench.run import origin
 from unsum.errors import UnsumError
+from unsum.models.lpips import weights_file
+from unsum_bench.declare import Cell
+from unsum_bench.material import Material, declaration_of, key_of, parse_option
+from unsum_bench.measure import Outcome, measure
+from unsum_bench.measure.many import batch_by_batch
+from unsum_bench.origin import origin
+from unsum_bench.plan import cells_of_all, chosen, of_attacks, parse_shard, share
+from unsum_bench.store import Store
 
 SHOWN = (
     "psnr",
@@ -86,6 +92,15 @@ def main() -> None:
             source = origin(cell, material, outcome, command)
             store.put(key_of(cell, material), declaration_of(cell), cell.content(), outcome, source)
             print(f"{number + 1}: {cell}: {_shown(outcome)}", flush=True)
+
+
+def provide_alexnet(features: Path) -> None:
+    """LPIPS takes AlexNet from torch.hub's folder; only its convolutions count, so a file of those will do."""
+    torch.hub.set_dir(tempfile.mkdtemp())
+    network = torchvision.models.alexnet(weights=None)
+    network.features.load_state_dict({name.removeprefix("features."): w for name, w in load_file(features).items()})
+    weights_file().parent.mkdir(parents=True)
+    torch.save(network.state_dict(), weights_file())
 
 
 def write_lines(cell: Cell, material: Material, path: Path, end: float) -> None:

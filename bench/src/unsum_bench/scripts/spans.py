@@ -1,15 +1,15 @@
 """Samples out of two dense layers: how many, how exactly, how fast. One table per word on the command line.
 
-uv run python benchmarks/spans.py sizes  --photos cifar.npz       # widths 256 and 512, B up to 0.44 of the width
-uv run python benchmarks/spans.py map    --photos cifar.npz       # share of samples found over B / width and depth
-uv run python benchmarks/spans.py kinds  --photos cifar.npz       # activations, classes, labels, losses, precisions
-uv run python benchmarks/spans.py lenet  --photos cifar.npz       # the federated tutorials' network, untrained and trained
-uv run python benchmarks/spans.py tables                          # networks for tables, fewer columns than samples
-uv run python benchmarks/spans.py steps  --photos cifar.npz       # local training unrolled, the number of steps not told
-uv run python benchmarks/spans.py vgg                             # VGG-16's dense part: time and memory
-uv run python benchmarks/spans.py dropout --photos cifar.npz      # dropout that is on, and AlexNet's dense part with it
-uv run python benchmarks/spans.py spear  --photos cifar.npz       # networks as wide and deep as SPEAR's
-uv run python benchmarks/spans.py gpu    --device cuda            # widths up to 2048 on a GPU, and where the time goes
+python -m unsum_bench.scripts.spans sizes  --photos cifar.npz       # widths 256 and 512, B up to 0.44 of the width
+python -m unsum_bench.scripts.spans map    --photos cifar.npz       # share of samples found over B / width and depth
+python -m unsum_bench.scripts.spans kinds  --photos cifar.npz       # activations, classes, labels, losses, precisions
+python -m unsum_bench.scripts.spans lenet  --photos cifar.npz       # the federated tutorials' network, untrained and trained
+python -m unsum_bench.scripts.spans tables                          # networks for tables, fewer columns than samples
+python -m unsum_bench.scripts.spans steps  --photos cifar.npz       # local training unrolled, the number of steps not told
+python -m unsum_bench.scripts.spans vgg                             # VGG-16's dense part: time and memory
+python -m unsum_bench.scripts.spans dropout --photos cifar.npz      # dropout that is on, and AlexNet's dense part with it
+python -m unsum_bench.scripts.spans spear  --photos cifar.npz       # networks as wide and deep as SPEAR's
+python -m unsum_bench.scripts.spans gpu    --device cuda            # widths up to 2048 on a GPU, and where the time goes
 
 Photos are an npz with `images` (N, 32, 32, 3) and `labels`; `gpu` takes crops of the embedded photos where none are given. A
 sample counts as found when what the first of the two layers read

@@ -1,6 +1,6 @@
 """Start-up in one run: CPU seconds of `import torch`, `import unsum` and quick commands, as ratios; then the default audit.
 
-uv run python benchmarks/startup.py
+python -m unsum_bench.scripts.startup
 """
 
 from __future__ import annotations

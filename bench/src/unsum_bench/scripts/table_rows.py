@@ -1,7 +1,7 @@
 """Rows of tables out of one update: how many come back whole, how many cells, and how long that takes.
 
-uv run python benchmarks/table_rows.py write breast-cancer breast-cancer.csv      # a built-in set of scikit-learn's as a file
-uv run python benchmarks/table_rows.py measure --draws 5                          # the table of docs/results/tables-of-people.md
+python -m unsum_bench.scripts.table_rows write breast-cancer breast-cancer.csv  # a built-in set of scikit-learn's as a file
+python -m unsum_bench.scripts.table_rows measure --draws 5  # the table of docs/results/tables-of-people.md
 
 `people` are made up, with the columns of UCI's Adult: 6 numbers and 8 categories of as many values as there. A cell counts as
 found when its category is right, or its number to the last digit that the table writes. `within 0.319 σ` counts numbers as Vero

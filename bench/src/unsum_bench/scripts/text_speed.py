@@ -1,7 +1,7 @@
 """How long text takes to read at published sizes, and how much memory, in plain PyTorch.
 
-uv run python benchmarks/text_speed.py --cases gpt2 --against OLD_CHECKOUT/src   # and an older state beside it
-uv run python benchmarks/text_speed.py --device cuda --cases gpt2 gpt2-8 gpt2-16 gpt2-32 llama bert-1 bert-4 bert-8
+python -m unsum_bench.scripts.text_speed --cases gpt2 --against OLD_CHECKOUT/src   # and an older state beside it
+python -m unsum_bench.scripts.text_speed --device cuda --cases gpt2 gpt2-8 gpt2-16 gpt2-32 llama bert-1 bert-4 bert-8
 
 Tokens are random numbers of the whole vocabulary, so nothing is guessed from language.
 """
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 import unsum
-from plain_transformers import BERT, GPT2, Llama
 from unsum.deadline import time_limit
+from unsum_bench.scripts.plain_transformers import BERT, GPT2, Llama
 
 
 def small_llama() -> Llama:

@@ -1,10 +1,11 @@
 """RGLA's Table 5 setting as a map: which samples come back at which accuracy and batch size, by exact, RGLA and FGLA.
 
-    python benchmarks/trained_map.py train --images cifar100-test-5k.npz --device cuda --out cases
-    python benchmarks/trained_map.py imagenet --weights mobilenet_v2-b0353104.pth --photos imagenet-samples-224.tar --out cases
-    python benchmarks/trained_map.py attack --cases cases --methods exact --processes 4 --out exact.jsonl
-    python benchmarks/trained_map.py attack --cases cases --methods rgla released fgla --device cuda --out rgla.jsonl
-    python benchmarks/trained_map.py show exact.jsonl rgla.jsonl
+    python -m unsum_bench.scripts.trained_map train --images cifar100-test-5k.npz --device cuda --out cases
+    python -m unsum_bench.scripts.trained_map imagenet --weights mobilenet_v2-b0353104.pth --photos imagenet-samples-224.tar \
+        --out cases
+    python -m unsum_bench.scripts.trained_map attack --cases cases --methods exact --processes 4 --out exact.jsonl
+    python -m unsum_bench.scripts.trained_map attack --cases cases --methods rgla released fgla --device cuda --out rgla.jsonl
+    python -m unsum_bench.scripts.trained_map show exact.jsonl rgla.jsonl
 
 `train` stops a ResNet-18 on its way to 90 % and writes, per accuracy, its head and what batches of its own photos leave in
 front of it, in train and eval mode; `imagenet` writes the same of MobileNetV2 as torchvision trained it. `attack` goes through
@@ -33,14 +34,21 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from trained_networks import REACH, RECOVERED, accuracy_on, cifar_network, mobilenet_and_photos, train_until
-from unsum.bench.measure.estimate import loss_errors
-from unsum.bench.published import LOSS_ERRORS
 from unsum.client.capture import in_mode
 from unsum.data import read_photos
 from unsum.deadline import time_limit
 from unsum.head import collect_features, find_head
 from unsum.score import score_samples
+from unsum_bench.measure.estimate import loss_errors
+from unsum_bench.published import LOSS_ERRORS
+from unsum_bench.scripts.trained_networks import (
+    REACH,
+    RECOVERED,
+    accuracy_on,
+    cifar_network,
+    mobilenet_and_photos,
+    train_until,
+)
 
 GOALS = (0.01, 0.1, 0.3, 0.5, 0.7, 0.9)
 SIZES = (2, 8, 16, 32, 64)

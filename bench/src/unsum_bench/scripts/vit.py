@@ -1,8 +1,8 @@
 """Pictures out of vision transformers: how many of a batch come back, how well, how long it takes and what memory.
 
-    uv run python benchmarks/vit.py                                    # the small ones, a few minutes on two cores
-    uv run python benchmarks/vit.py --model b32 --batch 1 2 --device cuda
-    uv run python benchmarks/vit.py --model small --batch 2 --grid docs/results/images/vit.png
+    python -m unsum_bench.scripts.vit                                    # the small ones, a few minutes on two cores
+    python -m unsum_bench.scripts.vit --model b32 --batch 1 2 --device cuda
+    python -m unsum_bench.scripts.vit --model small --batch 2 --grid docs/results/images/vit.png
 
 Photos are the embedded ones, each with a label of its own. Weights are random, or trained on eight of the photos (`--trained`).
 The attacker is told the batch size. Rows are Markdown.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from common import Genome
-from maps import CHOICES, GENES, ORDINARY, ORDINARY_CHOICES, Ranges, attempt, draw_genome, kind
+from unsum_bench.scripts.fool.common import Genome
+from unsum_bench.scripts.fool.maps import CHOICES, GENES, ORDINARY, ORDINARY_CHOICES, Ranges, attempt, draw_genome, kind
 
 __all__ = ["attempt", "kind", "random_genome"]
 

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import WEIGHTS, Genome, Try, relative_weights
-from judge import Verdict, against_gradient, against_truth, nearest, timed
 from torch import Tensor, nn
 
 import unsum
-from cases import Case
+from unsum_bench.scripts.cases import Case
+from unsum_bench.scripts.fool.common import WEIGHTS, Genome, Try, relative_weights
+from unsum_bench.scripts.fool.judge import Verdict, against_gradient, against_truth, nearest, timed
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {

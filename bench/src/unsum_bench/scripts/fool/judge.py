@@ -8,7 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from common import (
+from scipy.optimize import nnls
+
+import unsum
+from unsum.errors import UnsumError
+from unsum_bench.scripts.cases import Case
+from unsum_bench.scripts.fool.common import (
     FALSE_CLAIM,
     TRACE,
     UNEXPLAINED,
@@ -19,11 +24,6 @@ from common import (
     deadline,
     false_count,
 )  # fmt: skip
-from scipy.optimize import nnls
-
-import unsum
-from cases import Case
-from unsum.errors import UnsumError
 
 _TOGETHER = 1e3  # weight of the condition that shares of targets add up to one
 Verdict = tuple[float, float, str]  # error of features, of labels, and how a claim would be false

@@ -7,13 +7,13 @@ import random
 from functools import partial
 
 import torch
-from common import WEIGHTS, Genome, Try, relative_weights
-from judge import against_truth, nearest, timed
 from torch import Tensor, nn
 
 import unsum
-from cases import Case
 from unsum.losses import BinaryCrossEntropy, CrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy
+from unsum_bench.scripts.cases import Case
+from unsum_bench.scripts.fool.common import WEIGHTS, Genome, Try, relative_weights
+from unsum_bench.scripts.fool.judge import against_truth, nearest, timed
 
 NAMES = ("bce", "mse", "focal", "weighted", "weighted and smoothed", "cross-entropy")
 

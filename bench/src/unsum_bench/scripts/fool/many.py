@@ -10,15 +10,15 @@ import random
 from functools import partial
 from typing import Any
 
-import head
 import torch
-from common import Genome, Try
-from judge import Verdict, against_gradient, against_truth, timed
 
 import unsum
-from cases import Case
 from unsum.attack.at_once import LastLayer, attack_at_once
 from unsum.attack.options import AttackOptions
+from unsum_bench.scripts.cases import Case
+from unsum_bench.scripts.fool import head
+from unsum_bench.scripts.fool.common import Genome, Try
+from unsum_bench.scripts.fool.judge import Verdict, against_gradient, against_truth, timed
 
 # The batched way is for more classes than four times the samples, for both gradients and nothing but rounding.
 _CLASSES, _MOST = (5, 40), (1, 8)

@@ -16,13 +16,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TRACE, WEIGHTS, WRONG_TARGET, Genome, Try, false_count, relative_weights
-from judge import Verdict, nearest, timed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unsum
 from unsum.batch_statistics import BatchStatistics, read_statistics
+from unsum_bench.scripts.fool.common import (
+    FALSE_CLAIM,
+    TRACE,
+    WEIGHTS,
+    WRONG_TARGET,
+    Genome,
+    Try,
+    false_count,
+    relative_weights,
+)
+from unsum_bench.scripts.fool.judge import Verdict, nearest, timed
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, Genome, Try
-from judge import Verdict, against_truth, timed
 from torch import Tensor, nn
 
 import unsum
-from cases import Case
+from unsum_bench.scripts.cases import Case
+from unsum_bench.scripts.fool.common import FALSE_CLAIM, Genome, Try
+from unsum_bench.scripts.fool.judge import Verdict, against_truth, timed
 
 GENES = {"factor": (-1.5, 1.5), "classes": (4, 12), "batch": (1, 5), "inputs": (6, 24), "size": (-1, 1)}
 CHOICES = {

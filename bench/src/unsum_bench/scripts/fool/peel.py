@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import WEIGHTS, Genome, TooLongError, Try, deadline, relative_weights
 from torch import Tensor, nn
 
 import unsum
 from unsum.errors import UnsumError
+from unsum_bench.scripts.fool.common import WEIGHTS, Genome, TooLongError, Try, deadline, relative_weights
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
 

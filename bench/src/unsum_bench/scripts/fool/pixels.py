@@ -16,9 +16,6 @@ import re
 from dataclasses import dataclass, replace
 
 import torch
-from common import FALSE_CLAIM, Genome, Try
-from judge import Verdict, timed
-from maps import Ranges, draw_genome, harmed
 from torch import Tensor, nn
 
 import unsum
@@ -26,6 +23,9 @@ from unsum.invert.pixels import SolvedPixels, solve_pixels
 from unsum.invert.pixels.equations import read_by
 from unsum.invert.pixels.guess import drawn
 from unsum.leak import Leak
+from unsum_bench.scripts.fool.common import FALSE_CLAIM, Genome, Try
+from unsum_bench.scripts.fool.judge import Verdict, timed
+from unsum_bench.scripts.fool.maps import Ranges, draw_genome, harmed
 
 SIDE, CLASSES = 8, 4
 FIRST, SECOND = "3", "6"  # convolutions whose input may be granted

@@ -13,12 +13,21 @@ import time
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TRACE, WEIGHTS, TooLongError, Try, deadline, false_count, relative_weights
-from judge import nearest
 from torch import Tensor, nn
 
 import unsum
 from unsum.errors import UnsumError
+from unsum_bench.scripts.fool.common import (
+    FALSE_CLAIM,
+    TRACE,
+    WEIGHTS,
+    TooLongError,
+    Try,
+    deadline,
+    false_count,
+    relative_weights,
+)
+from unsum_bench.scripts.fool.judge import nearest
 
 Genome = dict[str, Any]
 

@@ -1,8 +1,8 @@
 """Can the certificate be fooled? Evolution over cases of every path that can claim, rewarded for every claim that is not so.
 
-uv run python benchmarks/fool/run.py --tries 20000 --seed 1 --processes 6 --json fooled.json
-uv run python benchmarks/fool/run.py --paths head losses losses --processes 3 --minutes 10 --json fooled.json
-uv run python benchmarks/fool/run.py --merge one.json another.json --json both.json
+python -m unsum_bench.scripts.fool.run --tries 20000 --seed 1 --processes 6 --json fooled.json
+python -m unsum_bench.scripts.fool.run --paths head losses losses --processes 3 --minutes 10 --json fooled.json
+python -m unsum_bench.scripts.fool.run --merge one.json another.json --json both.json
 
 A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if it knows better than to draw a
 few genes anew, `child` and `kind`. A case is a list of numbers: sizes, siblings, scale of the head, noise, precision, loss. Only
@@ -43,14 +43,11 @@ from pathlib import Path
 import torch
 import torch._dynamo  # PyTorch imports it in the midst of a try, where the try's deadline would leave half of it behind
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-
-from common import Genome, Try
-
 from unsum.separate.exact import proposals as exact_proposals
 from unsum.spans import search as spans_search
 from unsum.spans import settle as spans_settle
 from unsum.spans import steps as spans_steps
+from unsum_bench.scripts.fool.common import Genome, Try
 
 PATHS = (
     "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottlenecks", "pixels", "tokens",
@@ -191,7 +188,7 @@ class Route:
     """One path's module, with what it leaves out."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.module = name, importlib.import_module(name)
+        self.name, self.module = name, importlib.import_module(f"unsum_bench.scripts.fool.{name}")
 
     def random_genome(self, chance: random.Random, *, tame: bool = False) -> Genome:
         tames = "tame" in inspect.signature(self.module.random_genome).parameters

@@ -17,13 +17,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, TooLongError, Try, deadline, false_count, relative_weights
 from torch import Tensor, nn
 
-import peel
 import unsum
-from peel import Case
 from unsum.errors import UnsumError
+from unsum_bench.scripts.fool import peel
+from unsum_bench.scripts.fool.common import (
+    FALSE_CLAIM,
+    TRACE,
+    WRONG_TARGET,
+    Genome,
+    TooLongError,
+    Try,
+    deadline,
+    false_count,
+    relative_weights,
+)
+from unsum_bench.scripts.fool.peel import Case
 
 GENES = {
     "batch": (0.51, 20.49),

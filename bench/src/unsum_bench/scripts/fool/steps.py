@@ -15,14 +15,22 @@ import time
 from typing import Any
 
 import torch
-from common import FALSE_CLAIM, WEIGHTS, TooLongError, Try, deadline, false_count, relative_weights
-from judge import nearest
 from torch import Tensor, nn
 
 import unsum
-from rounds import judge
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
+from unsum_bench.scripts.fool.common import (
+    FALSE_CLAIM,
+    WEIGHTS,
+    TooLongError,
+    Try,
+    deadline,
+    false_count,
+    relative_weights,
+)
+from unsum_bench.scripts.fool.judge import nearest
+from unsum_bench.scripts.fool.rounds import judge
 
 Genome = dict[str, Any]
 

@@ -17,15 +17,15 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from common import WEIGHTS, Genome, TooLongError, Try, deadline, false_count, relative_weights
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import unsum
-from lora import Adapted, parts_of
-from plain_transformers import BERT, GPT2, Llama
 from unsum.errors import UnsumError
 from unsum.models.language import IGNORED, TextTask, gradients_of, targets, task_of, text_loss
+from unsum_bench.scripts.adapters import Adapted, parts_of
+from unsum_bench.scripts.fool.common import WEIGHTS, Genome, TooLongError, Try, deadline, false_count, relative_weights
+from unsum_bench.scripts.plain_transformers import BERT, GPT2, Llama
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
 VOCABULARY, LONGEST, CANARIES, CLASSES, MASK = 40, 8, 3, 3, 0

@@ -12,14 +12,14 @@ import math
 import random
 from dataclasses import dataclass
 
-import maps
 import torch
-from common import WEIGHTS, Genome, Try, false_count, relative_weights
-from judge import Verdict, timed
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
 import unsum
+from unsum_bench.scripts.fool import maps
+from unsum_bench.scripts.fool.common import WEIGHTS, Genome, Try, false_count, relative_weights
+from unsum_bench.scripts.fool.judge import Verdict, timed
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten. What the client does to a gradient is as in `maps`.
 GENES = {
