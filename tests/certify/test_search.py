@@ -7,6 +7,7 @@ import math
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,7 +15,6 @@ import unsum
 from support.long import long
 from unsum_bench.scripts.cases import make_case
 from unsum_bench.scripts.fool import common, head, text
-from unsum_bench.scripts.fool import run as search
 
 USUAL = {
     "siblings": 1,
@@ -29,8 +29,14 @@ USUAL = {
 Genome = dict[str, object]
 
 
+@pytest.fixture(scope="module")
+def search() -> ModuleType:
+    """Imported by the process that runs these tests, and not by all that collect them: PyTorch's compiler comes with it."""
+    return importlib.import_module("unsum_bench.scripts.fool.run")
+
+
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patience(search: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search makes the solvers impatient; the tests after it have their usual patience again."""
     for module in (search.exact_proposals, search.spans_search, search.spans_settle, search.spans_steps):
         monkeypatch.setattr(module, "PATIENCE", module.PATIENCE)
@@ -48,7 +54,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_no_claim_is_false_and_nothing_crashes(path: str, tries: int) -> None:
+def test_no_claim_is_false_and_nothing_crashes(search: ModuleType, path: str, tries: int) -> None:
     record = search.evolve(tries, 12, path)
     assert record.tries == tries
     assert record.claimed >= 1  # a search without claims would show nothing
@@ -522,7 +528,7 @@ def _import_and_compute(name: str) -> None:
         pass
 
 
-def test_crashes_are_counted_and_the_first_are_kept() -> None:
+def test_crashes_are_counted_and_the_first_are_kept(search: ModuleType) -> None:
     record = search.Record()
     for n in range(30):
         try:
@@ -532,7 +538,7 @@ def test_crashes_are_counted_and_the_first_are_kept() -> None:
     assert (record.tries, record.crashes, len(record.crashed)) == (30, 30, 20)
 
 
-def test_records_add_up() -> None:
+def test_records_add_up(search: ModuleType) -> None:
     one = search.Record(tries=3, claimed=2, worst_claim=1e-4, claims={"a": 2}, seeds=[1])
     other = search.Record(
         tries=5,
@@ -548,7 +554,7 @@ def test_records_add_up() -> None:
     assert both.fooled_labels == [{"seed": 7, "path": "head"}]
 
 
-def test_two_processes_stop_by_themselves_and_their_records_are_one(tmp_path: Path) -> None:
+def test_two_processes_stop_by_themselves_and_their_records_are_one(search: ModuleType, tmp_path: Path) -> None:
     options = Namespace(
         paths=["rounds", "losses"], processes=2, tries=6, minutes=1.0, deadline=0.3, seed=5, json=tmp_path / "both.json"
     )
@@ -558,7 +564,7 @@ def test_two_processes_stop_by_themselves_and_their_records_are_one(tmp_path: Pa
     assert "| **all** | 6 |" in record.table()
 
 
-def test_most_tries_end_soon_after_the_time_that_claims_take() -> None:
+def test_most_tries_end_soon_after_the_time_that_claims_take(search: ModuleType) -> None:
     patience = search.Patience(2.0)
     for _ in range(5):
         patience.add(search.Try({}, "claimed", seconds=0.1))
