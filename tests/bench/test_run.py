@@ -53,7 +53,7 @@ def test_errors_stay_in_their_cells(store: Store) -> None:
     found = {result.outcome.status: result.outcome for result in store}
     assert [r.outcome.status for r in store].count("measured") == 4
     assert found["needs"].sentence == "The attack 'exact' takes no options; leave 'turns' out."
-    assert 'File "unsum/bench/measure/' in found["failed"].traceback
+    assert 'File "unsum_bench/measure/' in found["failed"].traceback
     assert str(Path(__file__).parents[2]) not in found["failed"].traceback  # stores are passed on
     assert found["failed"].sentence == "ValueError: could not convert string to float: 'high'"
 

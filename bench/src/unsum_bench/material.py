@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import as_file, files
@@ -126,17 +127,19 @@ def declaration_of(cell: Cell) -> str:
 def code_version() -> str:
     """A fingerprint of every source file of unsum and of the bench that can change a measurement, weights included."""
     digest = hashlib.sha256()
-    for package, prefix in (("unsum", ""), ("unsum_bench", "bench/")):
-        with as_file(files(package)) as folder:
-            for path in sorted(found for found in folder.rglob("*") if found.suffix in (".py", ".safetensors")):
-                name = prefix + path.relative_to(folder).as_posix()
-                if _measures(name):
-                    digest.update(name.encode() + b"\0" + path.read_bytes())
+    for name, content in _measuring():
+        digest.update(name.encode() + b"\0" + content)
     return digest.hexdigest()[:12]
 
 
-def _measures(name: str) -> bool:
-    return name.startswith(_MEASURING) or name.partition("/")[0] not in _FRONT_ENDS
+def _measuring() -> Iterator[tuple[str, bytes]]:
+    """Those files by name, the bench's own below `bench/`, and what they hold."""
+    for package, below in (("unsum", ""), ("unsum_bench", "bench/")):
+        with as_file(files(package)) as folder:
+            for path in sorted(found for found in folder.rglob("*") if found.suffix in (".py", ".safetensors")):
+                name = below + path.relative_to(folder).as_posix()
+                if name.startswith(_MEASURING) or name.partition("/")[0] not in _FRONT_ENDS:
+                    yield name, path.read_bytes()
 
 
 def _plugins(cell: Cell) -> dict[str, str]:
