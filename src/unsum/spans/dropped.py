@@ -41,12 +41,21 @@ from unsum.spans.roots import ROUNDING, UNTRIED, Condition, relative, starts
 from unsum.spans.search import VAGUE, WALK, WALKERS, allowed, level, spread
 from unsum.update import Update
 
-_FOLLOWED = 12  # steps of Gauss–Newton: masks settle within five
-_HARDLY = 1e-12  # of damping: with the masks given the condition is linear
-_BARREN = 4  # rounds in a row without a new sample, after which the search ends
-_ALONE = 1e-2  # of the second smallest: an eigenvalue that belongs to one direction alone
-_OFF = 1e-5  # of a layer's largest output: what is less than zero by more is off
-_SILENT = 30.0  # times the noise of δ: less is zero, unless the logits' own gradients say otherwise
+# [steps] of a sample with its mask, which settles within five. Chosen by: arbitrary budget.
+_FOLLOWED = 12
+# [of the diagonal] damping: with the masks given the condition is linear. Chosen by: rounding.
+_HARDLY = 1e-12
+# [rounds] in a row without a new sample, after which the search ends. Chosen by: arbitrary budget.
+_BARREN = 4
+# [of the second smallest] an eigenvalue that belongs to one direction alone.
+# Chosen by: arbitrary margin.
+_ALONE = 1e-2
+# [of a layer's largest output] a unit that is farther below zero is off. Chosen by: arbitrary
+# margin, above float32's rounding.
+_OFF = 1e-5
+# [noises of δ] less is zero, unless the gradients at the logits show otherwise.
+# Chosen by: arbitrary margin.
+_SILENT = 30.0
 
 
 @dataclass(frozen=True)

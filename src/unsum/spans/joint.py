@@ -22,7 +22,8 @@ from unsum.spans.basis import rounding_of
 from unsum.spans.roots import ROUNDING
 from unsum.spans.settle import Moved, Sample
 
-MOST = 2048  # unknowns: their normal equations take a second or two
+# [unknowns] whose normal equations take a second or two. Chosen by: arbitrary budget.
+MOST = 2048
 # From where `settle` stops three or four steps lead to the end. Chosen by: arbitrary budget.
 _DESCENT = Budget(steps=20, damping=1e-6, patience=1)
 

@@ -31,13 +31,21 @@ from unsum.spans.roots import STARTS, Condition, descend, starts
 from unsum.spans.search import SLACK, levels, roots_among, tried_starts
 from unsum.spans.settle import Sample, outside_columns
 
-_STARTS, _ROUNDS = 1024, 4  # descents at a time, and how often: one in a hundred ends with every ReLU right
-_FEWEST = 4  # ends that tell w: two leave it open, and one more may be wrong
-_RIGHT = 0.01  # of δ outside the column spaces: every ReLU is right, and the rest is the error of p
-_APART = 0.02  # relative distance from which two ends are two
-_AGREE = 10.0  # times the usual distance beside the line of w: an end that lies farther off has a wrong ReLU
-_ALONE = 0.03  # error of w from which it is no direction, but one of many
-_AGAIN = 4  # rounds with w known: more samples tell it better
+# [descents] of a round, and [rounds]: one descent in a hundred ends with every ReLU right.
+# Chosen by: arbitrary budget.
+_STARTS, _ROUNDS = 1024, 4
+# [ends] that determine w: two leave it open, and one more may be wrong. Chosen by: counting.
+_FEWEST = 4
+# [of δ] that may lie outside the column spaces where every ReLU is right: the error of p.
+# Chosen by: arbitrary margin.
+_RIGHT = 0.01
+_APART = 0.02  # [relative distance] from which two ends are two. Chosen by: arbitrary margin.
+# [of the usual distance from the line of w] an end that lies farther off has a wrong ReLU.
+# Chosen by: arbitrary margin.
+_AGREE = 10.0
+# [error of w] from which it is no direction, but one of many. Chosen by: arbitrary margin.
+_ALONE = 0.03
+_AGAIN = 4  # [rounds] with w known: more samples determine it better. Chosen by: arbitrary budget.
 
 
 def with_missing(pair: Pair, seed: int) -> Pair:

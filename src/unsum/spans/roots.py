@@ -25,10 +25,9 @@ from unsum.spans.basis import LayerSpan
 ROUNDING = 1e-14
 UNTRIED = "further starts of the spans"
 # From random starts roots are reached within twenty steps, and a start that has not come near
-# after twelve ends elsewhere. Chosen by: measurement (benchmarks/spans.py).
+# after twelve ends elsewhere. Chosen by: arbitrary budget.
 STARTS = Budget(steps=60, damping=0.1, stalled=0.99, patience=4, refusals=4, trial=12)
-# From where reflections end, three or four steps lead to rounding. Chosen by: measurement
-# (benchmarks/spans.py).
+# From where reflections end, three or four steps lead to rounding. Chosen by: arbitrary budget.
 ENDS = replace(STARTS, steps=6, damping=1e-6, trial=None)
 
 

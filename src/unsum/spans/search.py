@@ -18,18 +18,32 @@ from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import ENDS, UNTRIED, Condition, descend, starts
 
-WALKERS = 64  # starts of a round of reflections at least
-# Starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more.
+WALKERS = 64  # [starts] of a round of reflections at least. Chosen by: arbitrary budget.
+# [starts] for each sample that is sought: one start finds a fifth of them, and a GPU has room for
+# more. Chosen by: arbitrary budget.
 _CROWD = {"cpu": 1, "cuda": 4}
-_ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
-WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
-SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
-_MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
-VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
-_PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
-_FEWEST, _LARGEST = 64, 2048  # starts of such a round
-_BARREN = 4  # rounds in a row without a new sample, after which the search ends
-PATIENCE = 8.0  # seconds of computing without a new sample, after which it ends too, as the head's solver does
+# [of what the layer writes] ends of reflections within it lead to one sample.
+# Chosen by: arbitrary margin.
+_ALIKE = 0.1
+# [steps] of a reflection: at a third of the width 200 are enough, at 0.4 of it every second start
+# needs more. Chosen by: arbitrary budget.
+WALK = 2000
+# [misfits that noise leaves] of a root at most; other ends are a thousand times higher.
+# Chosen by: arbitrary margin.
+SLACK = 30.0
+# [misfit] of a root at most, however noisy the gradient is. Chosen by: arbitrary margin.
+_MOST_MISFIT = 1e-2
+# [predicted relative error] from which a point is one of many that fit.
+# Chosen by: arbitrary margin.
+VAGUE = 1e-2
+# [starts] of a round of descents: for each sample that is sought, at least, and at most.
+# Chosen by: arbitrary budget.
+_PER_SAMPLE, _FEWEST, _LARGEST = 8, 64, 2048
+# [rounds] in a row without a new sample, after which the search ends. Chosen by: arbitrary budget.
+_BARREN = 4
+# [s] of computing without a new sample, after which it ends too, as the head's solver does.
+# Chosen by: arbitrary budget.
+PATIENCE = 8.0
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:

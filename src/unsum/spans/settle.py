@@ -35,12 +35,18 @@ from unsum.spans.search import PATIENCE, SLACK
 
 # A start begins on its family, and has few directions to go. Chosen by: arbitrary budget.
 _DESCENT = Budget(steps=25, damping=1e-2, patience=1, refusals=4, memory=1 << 24)
-_LABELS = 3  # the likeliest ones that a start is tried with
-_WORTH = 5.0  # times as far outside the spans as the likeliest label: worth trying
-_CLASSES = 64  # that are looked at for them
-_ISOLATED = 1e-2  # predicted relative error from which a point is still one of many
-_EVEN = 1e-2  # relative distance of a weight from the usual one, or its multiple
-_PINNED = 1e6  # weight of the equation that holds α at a value
+# [labels] that a start is tried with at most, the likeliest ones. Chosen by: arbitrary budget.
+_LABELS = 3
+# [of the likeliest label's distance from the spans] up to which another label is tried.
+# Chosen by: arbitrary margin.
+_WORTH = 5.0
+# [classes] among which the labels are sought. Chosen by: arbitrary budget.
+_CLASSES = 64
+# [predicted relative error] from which a point is still one of many. Chosen by: arbitrary margin.
+_ISOLATED = 1e-2
+# [relative distance] of a weight from a multiple of the usual one. Chosen by: arbitrary margin.
+_EVEN = 1e-2
+_PINNED = 1e6  # [weight] of the equation that holds α at a value. Chosen by: arbitrary, large.
 
 
 @dataclass(frozen=True)

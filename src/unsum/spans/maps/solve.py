@@ -23,17 +23,28 @@ _START = Budget(steps=25, damping=0.1, refusals=5)
 # [steps] with the statistics of one round. Chosen by: arbitrary budget.
 _FIRST_ROUND, _ROUND, _STEP = (replace(_START, steps=steps) for steps in (3, 6, 1))
 _END = Budget(steps=4, damping=1e-6)  # from an end, with all equations. Chosen by: arbitrary budget.
-_STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
-_EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
-_FEWEST_EQUATIONS = 2048  # of a search: more cost time alone
-_ROUNDS = 12  # of further starts, or of statistics
-_FIRST_ROUNDS = 5  # with the statistics of all starts, before any sample stands out
-_SETTLED = 1e-3  # relative change of all samples from which rounds look at everything
-_LAST = 60  # rounds at most in the end
-_NEAR = 5e-2  # relative distance of a start's end from a sample, before statistics had settled
-_ALIKE = 1e-2  # distance of directions within which zeros led to the same sample: two samples are farther apart
-_FIXED = 1e-9  # relative change in a round below which nothing moves any more
-_ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowest one; never
+# [starts] for each sample, and of a round at least. Chosen by: arbitrary budget.
+_STARTS, _FEWEST = 4, 32
+# [equations] of a search, for each sample and at least; the last steps use all.
+# Chosen by: arbitrary budget.
+_EQUATIONS, _FEWEST_EQUATIONS = 64, 2048
+# [rounds] of further starts, or of statistics. Chosen by: arbitrary budget.
+_ROUNDS = 12
+# [rounds] with the statistics of all starts, before any sample stands out; and at most in the end.
+# Chosen by: arbitrary budget.
+_FIRST_ROUNDS, _LAST = 5, 60
+# [relative change] of all samples below which the last rounds, with all equations, begin; and
+# below which they end. Chosen by: arbitrary margin.
+_SETTLED, _FIXED = 1e-3, 1e-9
+# [relative distance] of a start's end from a sample, before statistics had settled.
+# Chosen by: arbitrary margin.
+_NEAR = 5e-2
+# [distance of directions] within which zeros led to the same sample: two samples are farther
+# apart. Chosen by: arbitrary margin.
+_ALIKE = 1e-2
+# [misfit] of a root: always below the first; below the third, if it is no more than the second
+# times the lowest one. Chosen by: arbitrary margin.
+_ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2
 
 
 @dataclass(frozen=True)

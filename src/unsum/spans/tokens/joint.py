@@ -29,7 +29,9 @@ from unsum.update import Update
 _DESCENT = Budget(steps=12, stalled=0.98, patience=1, seconds=60.0)
 _INNER = 100  # [iterations] of conjugate gradients in each step. Chosen by: arbitrary budget.
 _TOLERANCE = 3e-3  # [of the residual at first]. Chosen by: arbitrary budget.
-_RIDGE = 1e-10  # of the conditioner's mean, so that it can be inverted
+# [of the preconditioner's mean diagonal] added, so that it can be inverted.
+# Chosen by: float64's precision.
+_RIDGE = 1e-10
 
 Pair = tuple[Tensor, Tensor]
 
