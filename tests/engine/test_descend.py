@@ -11,7 +11,15 @@ from torch import Tensor
 
 from unsum.deadline import time_limit
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Descent, Limits, Normal, Problem, Products, damped_step, descend
+from unsum.engine.descend import (
+    Descent,
+    NonlinearProblem,
+    Normal,
+    Products,
+    StoppingRule,
+    damped_step,
+    descend,
+)
 
 ONE = Budget(steps=1, damping=1.0)
 
@@ -21,7 +29,7 @@ def at(*points: float) -> Tensor:
 
 
 @dataclass
-class Scalar(Problem):
+class Scalar(NonlinearProblem):
     """r(s) of one unknown, with its derivative; `offset` (S,) is each start's own."""
 
     kind: str
@@ -76,7 +84,7 @@ def test_a_step_that_promises_more_than_it_gives_raises_the_damping() -> None:
     torch.testing.assert_close(end.damping, at(64e-9)[:, 0])
     end = descend(bent(0.0), start, Budget(steps=9, damping=1e-9, refusals=2))
     torch.testing.assert_close(end.damping, at(8e-9)[:, 0])
-    end = descend(bent(0.0), start, Budget(damping=1e-9), Limits(enough=1e-24))
+    end = descend(bent(0.0), start, Budget(damping=1e-9), StoppingRule(enough=1e-24))
     assert float(end.misfit) < 1e-12
 
 
@@ -84,10 +92,10 @@ def test_each_of_several_starts_goes_its_own_way() -> None:
     """As if it were alone: other points, other data, other dampings, in the order of the starts."""
     offsets, starts = (0.3, 1.2, -0.9, 0.0), (5.0, 0.1, 0.4, 2.0)
     budget = Budget(steps=40, damping=1e-6)
-    together = descend(bent(*offsets), at(*starts), budget, Limits(enough=1e-26))
+    together = descend(bent(*offsets), at(*starts), budget, StoppingRule(enough=1e-26))
     torch.testing.assert_close(together.s[:, 0].atan(), at(*offsets)[:, 0])
     for i, (offset, start) in enumerate(zip(offsets, starts, strict=True)):
-        alone = descend(bent(offset), at(start), budget, Limits(enough=1e-26))
+        alone = descend(bent(offset), at(start), budget, StoppingRule(enough=1e-26))
         assert torch.equal(alone.s[0], together.s[i])
         assert torch.equal(alone.damping[0], together.damping[i])
 
@@ -95,7 +103,7 @@ def test_each_of_several_starts_goes_its_own_way() -> None:
 def test_starts_that_ended_are_not_followed() -> None:
     """The second one is at its end before the others."""
     problem = bent(0.5, 0.2, 0.9)
-    descend(problem, at(3.0, 0.2027, 3.0), Budget(), Limits(enough=1e-10))
+    descend(problem, at(3.0, 0.2027, 3.0), Budget(), StoppingRule(enough=1e-10))
     assert problem.sizes[0] == 3
     assert problem.sizes[1] == 2
     assert 1 < len(problem.sizes) < 12
@@ -114,9 +122,9 @@ def test_only_as_many_jacobians_as_memory_holds() -> None:
 def test_below_the_noise_a_start_that_hardly_falls_ends() -> None:
     """Damping 99 takes a hundredth of the way, and the cost keeps 98 %."""
     slow = Budget(steps=30, damping=99.0)
-    end = descend(linear(4.0), at(0.0), slow, Limits(noise=20.0))
+    end = descend(linear(4.0), at(0.0), slow, StoppingRule(noise=20.0))
     torch.testing.assert_close(end.s, at(0.02))
-    end = descend(linear(4.0), at(0.0), slow, Limits(noise=10.0))
+    end = descend(linear(4.0), at(0.0), slow, StoppingRule(noise=10.0))
     assert float(end.cost) < 1.0
 
 
@@ -186,7 +194,7 @@ def test_products_with_the_jacobian_take_the_same_steps() -> None:
 
 def test_without_time_nothing_moves() -> None:
     with time_limit(1e-9) as deadline:
-        end = descend(linear(4.0), at(0.5), Budget(), Limits(untried="the way down"))
+        end = descend(linear(4.0), at(0.5), Budget(), StoppingRule(untried="the way down"))
     torch.testing.assert_close(end.s, at(0.5))
     torch.testing.assert_close(end.cost, at(9.0)[:, 0])
     assert deadline.cut == ["the way down"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.engine.found import Found, Rows
+from unsum.engine.found import FoundPoints, Rows
 
 
 def found(
@@ -15,9 +15,10 @@ def found(
     hits: list[float],
     misfits: list[float],
     errors: float = 1e-6,
-) -> Found:
+) -> FoundPoints:
     at = torch.tensor(points, dtype=torch.float64)
-    return Found(at, torch.full_like(at[:, 0], errors), at.new_tensor(misfits), at.new_tensor(hits))
+    known = torch.full_like(at[:, 0], errors)
+    return FoundPoints(at, known, at.new_tensor(misfits), at.new_tensor(hits))
 
 
 def test_hits_of_one_sample_add_up_and_the_better_reading_stays() -> None:
@@ -58,11 +59,11 @@ def test_points_come_in_the_order_of_their_misfits_and_many_hits_are_counted() -
     ordered = points.distinct()
     assert ordered.points.tolist() == [[0, 1], [1, 0], [0, 2]]
     assert ordered.twice == 1
-    assert Found.of(points.points, points.errors, points.misfits).hits.tolist() == [1, 1, 1]
+    assert FoundPoints.of(points.points, points.errors, points.misfits).hits.tolist() == [1, 1, 1]
 
 
 def test_nothing_found_takes_part() -> None:
-    none = Found.none(torch.zeros(5, 2))
+    none = FoundPoints.none(torch.zeros(5, 2))
     one = found([[3, 4]], [1], [1e-6])
     assert none.points.shape == (0, 2)
     assert none.points.dtype == torch.float64
@@ -72,7 +73,7 @@ def test_nothing_found_takes_part() -> None:
 
 
 @dataclass(frozen=True)
-class Named(Found):
+class Named(FoundPoints):
     """With a column and a name of its own."""
 
     masks: Tensor
@@ -93,7 +94,7 @@ def test_columns_of_a_kind_of_their_own_follow_their_points() -> None:
 @dataclass(frozen=True)
 class Read(Rows):
     labels: Tensor
-    samples: Found
+    samples: FoundPoints
 
 
 def test_rows_inside_rows_are_chosen_with_them() -> None:

@@ -1,10 +1,10 @@
 """Damped Gauss–Newton for many starts at once, written once for every nonlinear problem.
 
 A start is a row: points are (S, …), costs and dampings (S,), and one start is a batch of one. A
-`Problem` is linearized at points. Its linearization solves for damped steps, either by the normal
-matrix (`Normal`) or by products with the Jacobian and conjugate gradients (`Products`). Each start
-has a damping of its own (Levenberg and Marquardt), which follows the ratio of the decrease to the
-predicted one (Nielsen 1999, "Damping parameter in Marquardt's method").
+`NonlinearProblem` is linearized at points. Its linearization solves for damped steps, either by the
+normal matrix (`Normal`) or by products with the Jacobian and conjugate gradients (`Products`). Each
+start has a damping of its own (Levenberg and Marquardt), which follows the ratio of the decrease to
+the predicted one (Nielsen 1999, "Damping parameter in Marquardt's method").
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Linearization(Protocol):
         """(S,) the costs at other points, in the units of this one."""
 
 
-class Problem(ABC):
+class NonlinearProblem(ABC):
     """What a descent needs of a least-squares problem."""
 
     @property
@@ -185,7 +185,7 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoppingRule:
     """Costs at which a start ends: below `enough` at once, below `noise` where it hardly falls."""
 
     enough: float = 0.0
@@ -194,10 +194,10 @@ class Limits:
 
 
 def descend(
-    problem: Problem,
+    problem: NonlinearProblem,
     start: Tensor | Descent,
     budget: Budget,
-    limits: Limits = Limits(),
+    rule: StoppingRule = StoppingRule(),
 ) -> Descent:
     """Follow every start to where its cost stagnates, or as far as the budget goes.
 
@@ -210,23 +210,28 @@ def descend(
         return Descent(ends.s, problem.linearize(ends.s).cost, ends.damping)
     chunk = budget.at_once(problem.entries, ends.s.device.type)
     if len(ends) <= chunk:
-        return _descend(problem, ends, budget, limits)
+        return _descend(problem, ends, budget, rule)
     rows = torch.arange(len(ends), device=ends.s.device).split(chunk)
-    parts = [_descend(problem.take(part), ends[part], budget, limits) for part in rows]
+    parts = [_descend(problem.take(part), ends[part], budget, rule) for part in rows]
     return Descent.joined(parts)
 
 
-def _descend(problem: Problem, ends: Descent, budget: Budget, limits: Limits) -> Descent:
+def _descend(
+    problem: NonlinearProblem,
+    ends: Descent,
+    budget: Budget,
+    rule: StoppingRule,
+) -> Descent:
     s, live, pace = ends.s, torch.arange(len(ends), device=ends.s.device), _Pace.of(ends.damping)
     here, end = problem.linearize(s), time.monotonic() + budget.seconds
     cost, ends = here.cost, Descent(s.clone(), here.cost.clone(), ends.damping.clone())
     for number in range(1, budget.steps + 1):
-        if time.monotonic() > end or out_of_time(limits.untried):
+        if time.monotonic() > end or out_of_time(rule.untried):
             break
         step = here.step(pace.damping)
         there = problem.moved(s, step)
         cost_there = here.costs(there)
-        better, ended = pace.judge(cost, cost_there, here.promised(step), budget, limits)
+        better, ended = pace.judge(cost, cost_there, here.promised(step), budget, rule)
         all_better = bool(better.all())
         s = there if all_better else torch.where(beside(better, s), there, s)
         cost = torch.where(better, cost_there, cost)
@@ -262,7 +267,7 @@ class _Pace:
         return _Pace(*(of_starts[rows] for of_starts in vars(self).values()))
 
     def judge(
-        self, before: Tensor, after: Tensor, promised: Tensor, budget: Budget, limits: Limits
+        self, before: Tensor, after: Tensor, promised: Tensor, budget: Budget, rule: StoppingRule
     ) -> tuple[Tensor, Tensor]:
         """(S,) which steps are taken, and which starts have ended; the damping follows the gain."""
         better = (after < before) & (promised > 0)
@@ -272,9 +277,9 @@ class _Pace:
         self.damping = (self.damping * torch.where(better, factor, self.growth)).clamp_min(_LEAST)
         self.growth = torch.where(better, 2.0, 2 * self.growth)
         self.stalled = torch.where(better, (self.stalled + 1) * slow, self.stalled)
-        arrived = (self.stalled >= budget.patience) | (after < limits.enough)
-        if limits.noise:
-            arrived |= (after > (1 - _HARDLY) * before) & (after < limits.noise)
+        arrived = (self.stalled >= budget.patience) | (after < rule.enough)
+        if rule.noise:
+            arrived |= (after > (1 - _HARDLY) * before) & (after < rule.noise)
         lost = (self.damping > _MOST) | (promised < _NOTHING * before)
         lost |= self.growth > 2.0**budget.refusals
         return better, torch.where(better, arrived, lost)

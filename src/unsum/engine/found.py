@@ -38,7 +38,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Found(Rows):
+class FoundPoints(Rows):
     """Points (R, n), predicted relative errors, misfits, and how many starts ended there (R,)."""
 
     points: Tensor
@@ -86,14 +86,20 @@ class Found(Rows):
                 counts.append(hits)
         return replace(ordered[kept], hits=self.hits.new_tensor(counts))
 
-    def confirmed_by(self, other: Found) -> Self:
+    def confirmed_by(self, other: FoundPoints) -> Self:
         """These points, with the starts of others that ended in the same ones."""
         if len(self) == 0 or len(other) == 0:
             return self
         near = self._near(other, SAME, BLUR, _FAR)
         return replace(self, hits=self.hits + near.to(self.hits) @ other.hits)
 
-    def _near(self, other: Found, same: float, blur: float, most: float = torch.inf) -> Tensor:
+    def _near(
+        self,
+        other: FoundPoints,
+        same: float,
+        blur: float,
+        most: float = torch.inf,
+    ) -> Tensor:
         """(R, R′) which points are the same."""
         within = (same + blur * (self.errors[:, None] + other.errors)).clamp_max(most)
         sizes = self.points.norm(dim=1, keepdim=True).clamp_min(1e-300)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import damped_step
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
 from unsum.head import trace
@@ -59,7 +59,7 @@ _SILENT = 30.0
 
 
 @dataclass(frozen=True)
-class Masked(Found):
+class Masked(FoundPoints):
     """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 /
     (1 − p)."""
 
@@ -109,7 +109,7 @@ def search_dropped(pair: Pair, share: float, seed: int, progress: Progress) -> M
     """Samples, until every direction has its own, each found twice, or rounds bring nothing new."""
     whole = Condition.of(pair.steps[0], pair.here, pair.next)
     generator = torch.Generator().manual_seed(seed)
-    none = vars(Found.none(whole.step.W))
+    none = vars(FoundPoints.none(whole.step.W))
     found = Masked(**none, masks=whole.K.new_zeros(0, whole.K.shape[1]))
     left, barren = whole, 0
     while barren < _BARREN and not out_of_time(UNTRIED):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Normal, Problem, descend
+from unsum.engine.descend import NonlinearProblem, Normal, descend
 from unsum.network.chain import Step
 from unsum.spans.basis import rounding_of
 from unsum.spans.roots import ROUNDING
@@ -29,7 +29,7 @@ _DESCENT = Budget(steps=20, damping=1e-6, patience=1)
 
 
 @dataclass(frozen=True)
-class AllSamples(Problem):
+class AllSamples(NonlinearProblem):
     """All samples as unknowns (s of everyone, log α), one row, with targets Y (R, C) and relative
     weights w (R,).
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_drowned, doubt_several, doubt_unexplained
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.engine.replay import tolerance
 from unsum.engine.twins import FAR
 from unsum.knowledge import Knowledge
@@ -47,7 +47,7 @@ class Answer:
     """Samples with what the head says about them, and what they leave of the gradients when they
     are played again."""
 
-    roots: Found
+    roots: FoundPoints
     X: Tensor  # (R, n), the roots' or better ones
     errors: Tensor
     reading: LossReading

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.network.chain import Step, backward, forward
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, Further
@@ -20,7 +20,7 @@ _LABELS = 64  # the most likely classes that are tried of many
 _EQUAL = 1e-6  # of δ outside the spans: labels that differ by less fit equally
 
 
-def deflate(condition: Condition, steps: list[Step], found: Found) -> Condition | None:
+def deflate(condition: Condition, steps: list[Step], found: FoundPoints) -> Condition | None:
     """The condition without the found samples; None where nothing would be left."""
     here, X = condition.here, found.points
     if len(condition.next) <= len(X) or (len(here) <= len(X) and not here.full):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each, nothing
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.engine.replay import tolerance
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -117,7 +117,7 @@ class _Asked:
         read, written = forward(pair.steps, X)
         return read_loss(self.head, read[-1], written[-1], self.loss, self.knowledge)
 
-    def search(self, condition: Condition, expected: int, further: int, *, most: bool) -> tuple[Found, Tensor]:
+    def search(self, condition: Condition, expected: int, further: int, *, most: bool) -> tuple[FoundPoints, Tensor]:
         return search(condition, expected, self.seed + further, self.progress, most=most)
 
     def nothing(self, why: str) -> Leak:
@@ -205,7 +205,7 @@ def _best(asked: _Asked, pair: Pair) -> Answer | None:
     return forward if forward is not None and forward.left < limit else settled
 
 
-def _completed(asked: _Asked, pair: Pair, found: Found, further: int) -> Found:
+def _completed(asked: _Asked, pair: Pair, found: FoundPoints, further: int) -> FoundPoints:
     """All samples, from some: what was found is taken out, and the rest looked for, again and
     again. When none is missing, those that one start alone led to are looked for by other starts,
     where the others are taken out."""
@@ -224,15 +224,15 @@ def _completed(asked: _Asked, pair: Pair, found: Found, further: int) -> Found:
     return found
 
 
-def _open(pair: Pair, found: Found) -> tuple[int, int]:
+def _open(pair: Pair, found: FoundPoints) -> tuple[int, int]:
     """(samples that are missing, samples that one start alone led to)."""
     return pair.expected - len(found), int((found.hits < 2).sum())
 
 
-def _settled(asked: _Asked, pair: Pair, roots: Found, points: Tensor) -> Found:
+def _settled(asked: _Asked, pair: Pair, roots: FoundPoints, points: Tensor) -> FoundPoints:
     """Samples among roots and points, for labels that are classes: what is settled is taken out,
     and the rest looked for."""
-    found, known, head = Found.none(pair.steps[0].W), None, asked.head
+    found, known, head = FoundPoints.none(pair.steps[0].W), None, asked.head
     one_logit = len(head.W) == 1
     usual = asked.loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
     if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
@@ -255,7 +255,7 @@ def _settled(asked: _Asked, pair: Pair, roots: Found, points: Tensor) -> Found:
     return _completed(asked, pair, found, _PASSES)
 
 
-def _answered(asked: _Asked, pair: Pair, roots: Found) -> Answer | None:
+def _answered(asked: _Asked, pair: Pair, roots: FoundPoints) -> Answer | None:
     """None where there are no samples, or more than directions: then they are mixtures."""
     missing = pair.expected - len(roots)
     if len(roots) == 0 or missing < 0:
@@ -318,7 +318,7 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
     return _with_inputs(asked.chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
 
 
-def _polished(pair: Pair, roots: Found, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
+def _polished(pair: Pair, roots: FoundPoints, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
     """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given
     what the layers above send."""
     X, errors = roots.points, roots.errors
@@ -354,7 +354,7 @@ def _with_inputs(chain: Chain, found: FoundSamples) -> Leak:
     return replace(leak, inputs=inputs, inputs_exact=grant_each(MARGIN * found.errors, above=leak.exact), notes=notes)
 
 
-def _remarks(pair: Pair, roots: Found, times: Tensor) -> list[str]:
+def _remarks(pair: Pair, roots: FoundPoints, times: Tensor) -> list[str]:
     names = f"{pair.steps[0].name!r} and {pair.steps[1].name!r}"
     notes = [f"{len(roots)} of {pair.expected} samples were read out of the spans of the layers {names}."]
     if int(times.max()) > 1:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.losses import BinaryCrossEntropy, CrossEntropy
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import deflate
@@ -58,7 +58,7 @@ def with_missing(pair: Pair, seed: int) -> Pair:
     condition, generator = pair.condition, torch.Generator().manual_seed(seed)
     ends, found, left, told = (
         condition.K.new_zeros(0, condition.unknowns),
-        Found.none(condition.step.W),
+        FoundPoints.none(condition.step.W),
         condition,
         None,
     )
@@ -98,7 +98,7 @@ def _right(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
     return s[_sends_rightly(pair, condition, s)]
 
 
-def _roots(pair: Pair, condition: Condition, ends: Descent) -> Found:
+def _roots(pair: Pair, condition: Condition, ends: Descent) -> FoundPoints:
     """The samples that lie in the span, where w is hardly any of them."""
     roots, _ = roots_among(condition, ends)
     return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.points))]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Descent, Limits, Normal, Problem
+from unsum.engine.descend import Descent, NonlinearProblem, Normal, StoppingRule
 from unsum.engine.descend import descend as follow
 from unsum.network.chain import Step
 from unsum.network.products import right_product
@@ -41,7 +41,7 @@ class Further:
 
 
 @dataclass(frozen=True)
-class Condition(Problem):
+class Condition(NonlinearProblem):
     """z = s K + c is the layer's output for unknowns s (…, k), x = origin + s directions: affine
     where a bias fixes lengths."""
 
@@ -218,4 +218,4 @@ def descend(condition: Condition, s: Tensor, budget: Budget = STARTS) -> Descent
     """Every start, followed until no sample fits better, or as far as its misfit falls."""
     if condition.unknowns == 0:  # one sample, and a bias that determines its length
         s = s[:2]
-    return follow(condition, s, budget, Limits(condition.least_misfit**2, untried=UNTRIED))
+    return follow(condition, s, budget, StoppingRule(condition.least_misfit**2, untried=UNTRIED))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
@@ -68,7 +68,9 @@ def blurred(errors: Tensor, X: Tensor, span: LayerSpan) -> Tensor:
     return torch.hypot(errors, level(X, span) * extended)
 
 
-def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Found, Tensor]:
+def search(
+    condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool
+) -> tuple[FoundPoints, Tensor]:
     """(samples, points that fit and are no samples) from starts, round after round, until
     `expected` are found, each twice, or rounds bring nothing new. The points lie in families, which
     `settle` looks through.
@@ -78,7 +80,7 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     """
     generator = torch.Generator().manual_seed(seed)
     last = time.thread_time()
-    found, barren = Found.none(condition.step.W), 0
+    found, barren = FoundPoints.none(condition.step.W), 0
     points, first = [found.points], True
     while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time(UNTRIED):
         ended = tried_starts(condition, expected - len(found), generator, first=first)
@@ -98,7 +100,7 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     return found, torch.cat(points)
 
 
-def refined(condition: Condition, roots: Found) -> Found:
+def refined(condition: Condition, roots: FoundPoints) -> FoundPoints:
     """Roots of a deflated condition that are roots of the whole one, followed there where they are
     isolated there too: samples that were taken out left their errors behind."""
     s = condition.unknowns_of(roots.points)
@@ -126,19 +128,19 @@ def _few_alike(condition: Condition, s: Tensor) -> Tensor:
     return few
 
 
-def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[Found, Tensor]:
+def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[FoundPoints, Tensor]:
     """(samples, points beside which others fit as well) among the ends that leave only noise."""
     s, misfits = ends.s, ends.misfit
     expected = levels(condition, s)
     near = misfits < allowed(condition, expected, slack)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
-        none = Found.none(condition.step.W)
+        none = FoundPoints.none(condition.step.W)
         return none, none.points
     X = condition.inputs(s)
     errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < VAGUE
-    return Found.of(X[sure], errors[sure], misfits[sure]), X[~sure]
+    return FoundPoints.of(X[sure], errors[sure], misfits[sure]), X[~sure]
 
 
 def allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Normal, Problem, descend
-from unsum.engine.found import Found
+from unsum.engine.descend import NonlinearProblem, Normal, descend
+from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
 from unsum.network.activations import Activation
@@ -187,7 +187,7 @@ def _bend(activation: Activation, z: Tensor) -> Tensor:
 
 def settle(
     condition: Condition, steps: list[Step], X: Tensor, loss: Loss, alpha: float, usual: float | None, *, pinned: bool
-) -> tuple[Found, Tensor]:
+) -> tuple[FoundPoints, Tensor]:
     """Samples (R) among points X (P, n) of families, and their weights (R,).
 
     The search for a weight begins at `alpha`, or holds it there; `usual` is what samples that are
@@ -202,13 +202,13 @@ def settle(
             break
         ended.append(_followed(family.take(rows), u[rows]))
     if not ended:
-        return Found.none(steps[0].W), condition.K.new_zeros(0)
+        return FoundPoints.none(steps[0].W), condition.K.new_zeros(0)
     u, left, errors, vague = (torch.cat(part) for part in zip(*ended, strict=True))
     inputs, weights = condition.inputs(u[:, :-1]), u[:, -1].exp()
     errors = errors / inputs.norm(dim=1).clamp_min(1e-300)
     sure = (left < SLACK) & (errors < _ISOLATED) & weights.isfinite() & (weights > 0)
     sure[sure.clone()] = _in_keeping(weights[sure], vague[sure], usual)
-    kept = Found.of(inputs[sure], errors[sure], left[sure])
+    kept = FoundPoints.of(inputs[sure], errors[sure], left[sure])
     found = kept.distinct()
     nearest = torch.cdist(found.points, kept.points).argmin(1) if len(kept) else found.errors.long()
     return found, weights[sure][nearest]
@@ -266,7 +266,7 @@ def _labels(sample: Sample) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Family(Problem):
+class _Family(NonlinearProblem):
     """The equations of starts u (S, k + 1) with a label each. A step is judged in the units of the
     point that it leaves: larger noise would explain more."""
 

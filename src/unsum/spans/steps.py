@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step
@@ -124,7 +124,7 @@ class Unrolling:
         whole = Condition.of(weights.steps[0], self.here, self.next)
         condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        roots, seen, near, barren, last = Found.none(whole.step.W), None, [pool[:0]], 0, time.thread_time()
+        roots, seen, near, barren, last = FoundPoints.none(whole.step.W), None, [pool[:0]], 0, time.thread_time()
         while not self._whole(found, seen) and (barren < _BARREN or time.thread_time() < last + PATIENCE):
             if out_of_time("further starts of a local step"):
                 break
@@ -184,8 +184,8 @@ class Unrolling:
             spans[i] = spans[i].without(delta, read, max(1, len(spans[i]) - found.visits))
         return Condition.of(weights.steps[0], spans[0], spans[1])
 
-    def _labeled(self, whole: Condition, weights: MetWeights, roots: Found) -> Visited | None:
-        """Found read again in the whole spans, with labels and weights; what weighs differently is
+    def _labeled(self, whole: Condition, weights: MetWeights, roots: FoundPoints) -> Visited | None:
+        """Roots read again in the whole spans, with labels and weights; what weighs differently is
         no sample of this step."""
         if len(roots) == 0:
             return None
@@ -203,7 +203,7 @@ class Unrolling:
         return Visited(again, labels, base * times)[kept]
 
 
-def _apart(X: Tensor, roots: Found) -> Tensor:
+def _apart(X: Tensor, roots: FoundPoints) -> Tensor:
     """Ends that are none of the samples found."""
     if len(roots) == 0 or len(X) == 0:
         return X

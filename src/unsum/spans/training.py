@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from unsum.engine.found import Found, Rows
+from unsum.engine.found import FoundPoints, Rows
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step, backward, forward
 from unsum.separate.local_steps.movement import Schedule
@@ -29,7 +29,7 @@ class Visited(Rows):
     """What one local step saw: inputs (R, n) of the first layer with their errors, labels, and how
     much each counts in −Δ."""
 
-    roots: Found
+    roots: FoundPoints
     labels: Tensor
     weights: Tensor
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unsum.engine.descend import Normal, Problem
+from unsum.engine.descend import NonlinearProblem, Normal
 from unsum.head import orthonormal_rows
 from unsum.network.activations import Activation
 from unsum.spans.roots import ROUNDING
@@ -113,7 +113,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class MapCondition(Problem):
+class MapCondition(NonlinearProblem):
     """z = s K + c for unknowns s (S, k): K (k, C, P), c (C, P), of the places that are looked at.
 
     `norm` is a module that mixes places or channels (GroupNorm, say); it needs all places. `affine`

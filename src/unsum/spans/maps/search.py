@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from unsum.engine.descend import Descent
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 
 # [of its size] distance within which two ends are one. Chosen by: arbitrary margin.
 _SAME = 2e-2
 
 
-def apart(ends: Descent) -> Found:
+def apart(ends: Descent) -> FoundPoints:
     """Ends that differ, the best of each, and how many starts came to it."""
-    return Found.of(ends.s, torch.zeros_like(ends.cost), ends.misfit).distinct(_SAME)
+    return FoundPoints.of(ends.s, torch.zeros_like(ends.cost), ends.misfit).distinct(_SAME)
 
 
 def beside(found: Tensor, number: int, generator: torch.Generator) -> Tensor:

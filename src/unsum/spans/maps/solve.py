@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
 from unsum.engine.descend import Descent, descend
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import apart, beside
@@ -48,7 +48,7 @@ _ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2
 
 
 @dataclass(frozen=True)
-class FoundMaps(Found):
+class FoundMaps(FoundPoints):
     """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to
     each; `sign` of the origin."""
 
@@ -85,7 +85,7 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
 
 
-def _sure(seen: Found, samples: int) -> Found:
+def _sure(seen: FoundPoints, samples: int) -> FoundPoints:
     """Where there are enough, those that several starts ended in, if there are any."""
     return seen[seen.hits > 1] if len(seen) >= samples and seen.twice else seen
 
@@ -192,7 +192,7 @@ def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Descen
     return last, condition.normed_by(last.s)
 
 
-def _likeliest(seen: Found, samples: int) -> Tensor:
+def _likeliest(seen: FoundPoints, samples: int) -> Tensor:
     """Of too many ends those that are samples: of the two nearest to each other the worse one goes,
     again and again.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import left_behind
 from unsum.spans.roots import Condition
@@ -23,7 +23,7 @@ _LOWEST, _TURNS = 4, 6  # vectors and turns of inverse iteration: the solution s
 _KNOWN = 10.0  # times the median error of those found: who is known less well stays
 
 
-def taken_out(whole: Condition, W2: Tensor, found: Found, *, everyone: bool) -> Condition | None:
+def taken_out(whole: Condition, W2: Tensor, found: FoundPoints, *, everyone: bool) -> Condition | None:
     """The condition for the tokens that are missing; None where δ₂ of none that was found is told,
     or nothing is left.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unsum.engine.budget import Budget
 from unsum.engine.conjugate import Product
-from unsum.engine.descend import Limits, Problem, Products, descend
+from unsum.engine.descend import NonlinearProblem, Products, StoppingRule, descend
 from unsum.spans.basis import rounding_of
 from unsum.spans.tokens.block import FirstBlock
 from unsum.update import Update
@@ -37,7 +37,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class _MLP(Problem):
+class _MLP(NonlinearProblem):
     """The two gradients, biases beside them, in units of their rounding, and what makes them."""
 
     G1: Tensor
@@ -166,6 +166,6 @@ def together(block: FirstBlock, update: Update, Z: Tensor) -> Tensor:
     mlp = _MLP.of(block, update, Z)
     here = _Here(mlp, Z, torch.zeros_like(Z))
     D = torch.linalg.lstsq(here.A.T, mlp.G2.T).solution
-    limits = Limits(untried="the last digits of tokens")
-    end = descend(mlp, torch.cat([Z, D], 1)[None], _DESCENT, limits)
+    rule = StoppingRule(untried="the last digits of tokens")
+    end = descend(mlp, torch.cat([Z, D], 1)[None], _DESCENT, rule)
     return end.s[0, :, : Z.shape[1]]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
-from unsum.engine.found import Found
+from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.network.activations import IDENTITY, Activation
 from unsum.network.chain import Step
@@ -41,7 +41,7 @@ _PATIENCE = 120.0  # seconds without a new token, after which it ends too: a rou
 
 def find_tokens(
     block: FirstBlock, update: Update, tokens: int, seed: int, progress: Progress, device: torch.device
-) -> Found:
+) -> FoundPoints:
     """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest
     has fewer unknowns."""
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
@@ -49,7 +49,7 @@ def find_tokens(
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     W2 = block.second.W.to(device)
     generator = torch.Generator().manual_seed(seed)
-    found, barren, out, first = Found.none(whole.step.W), 0, 0, 0
+    found, barren, out, first = FoundPoints.none(whole.step.W), 0, 0, 0
     rest, narrow = whole, _narrowed(whole, generator)
     last, own = time.monotonic(), torch.ones(0, dtype=torch.bool, device=device)
     while int(own.sum()) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens"):
@@ -63,7 +63,7 @@ def find_tokens(
         entire = rest is whole or condition is whole
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
         number = max(_FEWEST, min(largest, crowd * (tokens - int(own.sum()))))
-        drawn = _starts(condition, found if entire else Found.none(whole.step.W), number, generator)
+        drawn = _starts(condition, found if entire else FoundPoints.none(whole.step.W), number, generator)
         tried = descend(condition, drawn)
         if view < 2:
             ends = roots_among(condition, tried)[0].distinct().points
@@ -85,14 +85,14 @@ def find_tokens(
     return _at_most(found, own, tokens)
 
 
-def _followed(whole: Condition, X: Tensor) -> Found:
-    """Found at some hidden units, or among some unknowns, followed to those at all."""
+def _followed(whole: Condition, X: Tensor) -> FoundPoints:
+    """Roots at some hidden units, or among some unknowns, followed to those at all."""
     if len(X) == 0:
-        return Found.none(whole.step.W)
+        return FoundPoints.none(whole.step.W)
     return roots_among(whole, descend(whole, whole.unknowns_of(X), ENDS))[0]
 
 
-def _distinct(whole: Condition, found: Found) -> Tensor:
+def _distinct(whole: Condition, found: FoundPoints) -> Tensor:
     """(R,) which are roots of their own: where the mean of two is a root as well, they are one that
     is known badly and was found twice, or two tokens that these equations do not tell apart."""
     apart = torch.cdist(found.points, found.points) / found.points.norm(dim=1, keepdim=True)
@@ -109,7 +109,7 @@ def _distinct(whole: Condition, found: Found) -> Tensor:
     return answer
 
 
-def _at_most(found: Found, own: Tensor, number: int) -> Found:
+def _at_most(found: FoundPoints, own: Tensor, number: int) -> FoundPoints:
     """So many: those of their own first, then of the others those that are best known."""
     return found[torch.argsort(found.errors + 1e9 * ~own)[:number]]
 
@@ -165,7 +165,7 @@ def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
         )
 
 
-def _starts(condition: Condition, found: Found, number: int, generator: torch.Generator) -> Tensor:
+def _starts(condition: Condition, found: FoundPoints, number: int, generator: torch.Generator) -> Tensor:
     """Outside of what the tokens found span, where those that are missing are most of what is left;
     and toward their mean."""
     if len(found) == 0:
