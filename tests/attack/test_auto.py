@@ -49,7 +49,7 @@ def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
 def test_the_list_can_be_read() -> None:
     order = [choice.method for choice in CHOICES]
     assert order[:7] == ["text", "exact", "tokens", "spans", "local-steps", "crowded", "crowded"]
-    assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio", "label rules"]
+    assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio", "label rules", "exact"]
     known = [*(entry.name for entry in (*SEPARATORS, *PEELERS)), "label rules"]
     assert all(choice.method in known and choice.when for choice in CHOICES)
     assert all("{" not in choice.says for choice in CHOICES)

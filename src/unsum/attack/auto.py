@@ -15,10 +15,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from unsum.attack.case import Case, separate_by
-from unsum.attack.named import name_labels, rules_apply
+from unsum.attack.case import Case
+from unsum.attack.named import name_labels, named_and_useless, rules_apply, separate_named
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
+from unsum.attack.reach import UNEXPLAINED, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
 from unsum.deadline import out_of_time, trying
 from unsum.equation.observation import observe
@@ -49,6 +49,7 @@ class Choice:
     attempt: Callable[[Case], Leak | None]  # None where the answer before it stays
     reason: str = ""  # with {before} and {after}, the two leaks
     adds: bool = False  # its answer is the one before, with more beside it
+    quick: bool = False  # it takes next to no time, and is tried where time was over as well
 
     @property
     def says(self) -> str:
@@ -90,8 +91,8 @@ def quick(method: str, model: nn.Module, update: Update, options: AttackOptions,
 
 def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
     for place, choice in enumerate(choices, 1):
-        if case.best is not None and out_of_time("further attacks"):
-            break
+        if case.best is not None and out_of_time("further attacks") and not choice.quick:
+            continue
         trying(f"the attack {choice.method!r}", place, len(choices))
         try:
             found = choice.attempt(case) if choice.applies(case) else None
@@ -137,11 +138,7 @@ def _with_found_labels(case: Case) -> Leak | None:
     labels = LABEL_RULES[_CROWD_RULE](evidence)
     if not suits_crowded(case.head, Knowledge(labels=labels)):
         return None
-    told = replace(case.options, labels=labels, batch_size=None)
-    leak = separate_by("crowded", case.model, case.update, told, case.progress)
-    leak = replace(leak, knowledge=evidence.knowledge)
-    blind = blind_at_the_head(case.head, case.update, leak)
-    case.tried.append(Attempt(f"crowded, labels by {_CROWD_RULE}", leak, blind=blind))
+    leak = case.separate_with(labels, _CROWD_RULE, "crowded")
     return None if is_hopeless(leak) else leak
 
 
@@ -321,5 +318,13 @@ CHOICES = (
         rules_apply,
         name_labels,
         adds=True,
+        quick=True,
+    ),
+    Choice(
+        "exact",
+        "no answer is worth anything, and rules name labels: once more with these, by adaptive and fgla as well",
+        named_and_useless,
+        separate_named,
+        "The samples were found with the labels that a rule names, which may be wrong.",
     ),
 )

@@ -1,5 +1,8 @@
 """Labels alone: every label rule that applies, where no answer of samples is certain. They cost next to nothing.
 
+Where no answer of samples is worth anything, separators are asked once more, with the labels that rules name: signs leave labels
+and part of the features in rows that no separator finds by itself.
+
 Each rule's labels stay in `Leak.tried`. Where the answer expects to have failed, or is not of as many samples as there are, the
 labels of one rule stand beside it as `Leak.named`: of an untouched gradient the rule that counts, which needs the batch size; of
 one that was tampered with those that a defense leaves most of.
@@ -19,10 +22,14 @@ from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
 from unsum.separate import SEPARATORS
 
+MAY_BE_WRONG = "the labels that a rule found may be wrong"
 LABELS_ALONE = "it looks for labels alone"
 # Row sums average over noise and lost entries; signs leave the bias gradient's whole.
 _UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign")
 _TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg")
+_SEPARATORS = ("exact", "adaptive", "fgla")  # that are asked again with labels that rules name
+_SETS = 2  # [1] sets of labels that they are asked with. Chosen by: arbitrary budget, most rules agree
+_QUICK = ("row-sum", "bias-sign")  # sums over the head's gradient alone, for which there is time where it was over
 _MOST_CLASSES = 2000  # a linear system of so many takes seconds; iLRG's time grows with their third power
 
 
@@ -47,6 +54,32 @@ def name_labels(case: Case) -> Leak | None:
     return replace(best, named=found[rule], notes=[*best.notes, note])
 
 
+def named_and_useless(case: Case) -> bool:
+    return rules_apply(case) and case.useless and not case.options.follows_steps(case.update)
+
+
+def separate_named(case: Case) -> Leak | None:
+    """The first answer that is worth something; all of them stay in what was tried, and none is certified."""
+    order = _UNTOUCHED if not case.defended else _TAMPERED
+    names = {name: f"labels by {name}" for name in (*order, *(entry.name for entry in LABEL_RULES))}
+    by_rule = {one.method: one.labels for one in case.tried if one.labels is not None}
+    sets: dict[tuple[int, ...], tuple[str, Tensor]] = {}
+    for rule, name in names.items():
+        if name in by_rule:
+            sets.setdefault(tuple(by_rule[name].tolist()), (rule, by_rule[name]))
+    for rule, labels in list(sets.values())[:_SETS]:
+        for method in _SEPARATORS:
+            if out_of_time("separators with the labels of rules"):
+                return None
+            try:
+                leak = case.separate_with(labels, rule, method, doubt=MAY_BE_WRONG)
+            except UnsumError:  # it does not apply here, which says nothing about the update
+                continue
+            if not is_hopeless(leak):
+                return replace(leak, named=case.answer.named)
+    return None
+
+
 def _by_every_rule(case: Case) -> dict[str, Tensor]:
     evidence = case.options.clues(case.model, case.update)
     separators = {entry.name for entry in SEPARATORS}  # rules that read an answer off, which was tried already
@@ -56,8 +89,8 @@ def _by_every_rule(case: Case) -> dict[str, Tensor]:
         single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1  # taken on trust elsewhere
         if single or (name == "ilrg" and evidence.head.classes > _MOST_CLASSES):
             continue
-        if out_of_time("label rules"):
-            break
+        if name not in _QUICK and out_of_time("label rules"):
+            continue
         try:
             found[name] = rule(evidence)
         except UnsumError:  # it does not apply here, which says nothing about the update
