@@ -33,8 +33,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import simple_attacks
 import unsum
-from simple_attacks import Target, attacks
+from simple_attacks import Target
 from unsum.audit import Audit
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.data import embedded_batch
@@ -176,9 +177,9 @@ def tried(case: Case) -> Outcome:
 def contradictions(case: Case, model: nn.Module, data: tuple[Tensor, Tensor], audit: Audit) -> dict[str, float]:
     """What simple attacks read of a client that the report calls safe, in every draw of its noise: attack → share."""
     target = Target(model, *data, classes=case.classes, size_known=case.size_known, seed=case.seed)
-    updates = [_sent(case, model, data, draw) for draw in range(case.seed, case.seed + DRAWS)]
+    updates = [sent(case, model, data, draw) for draw in range(case.seed, case.seed + DRAWS)]
     found = dict[str, float]()
-    for attack in attacks(target, audit, samples=audit.gate(DEFAULT_LEVEL).result == "passed"):
+    for attack in simple_attacks.attacks(target, audit, samples=audit.gate(DEFAULT_LEVEL).result == "passed"):
         least = 1.0
         for update in updates:  # luck does not last
             least = min(least, attack.read(target, update))
@@ -189,7 +190,7 @@ def contradictions(case: Case, model: nn.Module, data: tuple[Tensor, Tensor], au
     return found
 
 
-def _sent(case: Case, model: nn.Module, data: tuple[Tensor, Tensor], draw: int) -> unsum.Update:
+def sent(case: Case, model: nn.Module, data: tuple[Tensor, Tensor], draw: int) -> unsum.Update:
     """The first is the one that was audited."""
     torch.manual_seed(draw)
     defenses = [parse_defense(case.defense)] if case.defense else []
