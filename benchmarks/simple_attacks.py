@@ -57,7 +57,7 @@ ALONE = (
     "rgla-newton",
 )  # separators that are given the update
 WITH_LABELS = ("exact", "adaptive", "fgla", "crowded", "rgla-newton")  # and those that are given labels of a rule
-_OWN = ("row sums", "template")  # label rules of this file
+_OWN = ("row sums", "photo template")  # label rules of this file
 
 
 @dataclass(frozen=True)

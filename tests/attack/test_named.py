@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import unsum
-from unsum.attack.named import LABELS_ALONE
+from unsum.attack.named import LABELS_ALONE, label_rows
 from unsum.data.batch import embedded_batch
 from unsum.defend import Defense
+from unsum.head import Head
 from unsum.models import load_model
 
 auto, named = (importlib.import_module(f"unsum.attack.{name}") for name in ("auto", "named"))
@@ -113,7 +114,7 @@ def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
     audit = unsum.audit(mobile(), (photos, labels), defenses=unsum.Sign(), seed=5, ceiling=False)
     most = {one.attack: one.worst for one in audit.tried if one.leakages}
     asked = {name: worst for name, worst in most.items() if "labels by" in name}
-    assert set(asked) == {f"{method}, labels by bias-sign" for method in ("exact", "adaptive", "fgla")}
+    assert set(asked) == {f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")}
     assert most["exact"] < 0.01 < 0.2 < asked["exact, labels by bias-sign"]
     assert all(not one.exact and one.remark for one in audit.tried if one.attack in asked)
     assert audit.granted == ["The model's weights and one client update."]
@@ -137,3 +138,14 @@ def test_labels_are_read_where_time_was_over(monkeypatch: pytest.MonkeyPatch) ->
     assert leak.named is not None
     assert leak.named.tolist() == labels.tolist()
     assert [one.method for one in leak.tried] == ["exact", "labels by bias-sign"]  # features are negative, too
+
+
+def test_rows_of_labels_are_features_up_to_a_factor() -> None:
+    """One sample of class 1 with p = 1/4: its row is −3/4 f, the others' are f/4, so that row beside mean is −f."""
+    model, features = nn.Linear(3, 4), torch.tensor([[1.0, 2.0, 4.0]])
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    update = unsum.capture(model, features, torch.tensor([1]), defenses=[unsum.DropBias()])
+    leak = label_rows(Head.of(model, update), torch.tensor([1]))
+    assert leak.features.tolist() == [pytest.approx([1.0, 2.0, 4.0])]
+    assert (leak.labels.tolist(), leak.exact) == ([1], False)

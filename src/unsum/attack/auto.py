@@ -325,6 +325,5 @@ CHOICES = (
         "no answer is worth anything, and rules name labels: once more with these, by adaptive and fgla as well",
         named_and_useless,
         separate_named,
-        "The samples were found with the labels that a rule names, which may be wrong.",
     ),
 )

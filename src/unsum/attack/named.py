@@ -10,23 +10,27 @@ one that was tampered with those that a defense leaves most of.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from unsum.attack.case import Case
 from unsum.attack.reach import is_hopeless
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
+from unsum.head import Head
 from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
 from unsum.separate import SEPARATORS
+from unsum.separate.method import uncertified
 
 MAY_BE_WRONG = "the labels that a rule found may be wrong"
 LABELS_ALONE = "it looks for labels alone"
 # Row sums average over noise and lost entries; signs leave the bias gradient's whole.
-_UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign")
-_TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg")
+_UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign", "template")
+_TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg", "template")
 _SEPARATORS = ("exact", "adaptive", "fgla")  # that are asked again with labels that rules name
 _SETS = 2  # [1] sets of labels that they are asked with. Chosen by: arbitrary budget, most rules agree
 _QUICK = ("row-sum", "bias-sign")  # sums over the head's gradient alone, for which there is time where it was over
@@ -58,8 +62,8 @@ def named_and_useless(case: Case) -> bool:
     return rules_apply(case) and case.useless and not case.options.follows_steps(case.update)
 
 
-def separate_named(case: Case) -> Leak | None:
-    """The first answer that is worth something; all of them stay in what was tried, and none is certified."""
+def separate_named(case: Case) -> None:
+    """Their answers stay in what was tried and stand before no other: wrong labels fit a defended gradient, too."""
     order = _UNTOUCHED if not case.defended else _TAMPERED
     names = {name: f"labels by {name}" for name in (*order, *(entry.name for entry in LABEL_RULES))}
     by_rule = {one.method: one.labels for one in case.tried if one.labels is not None}
@@ -68,16 +72,27 @@ def separate_named(case: Case) -> Leak | None:
         if name in by_rule:
             sets.setdefault(tuple(by_rule[name].tolist()), (rule, by_rule[name]))
     for rule, labels in list(sets.values())[:_SETS]:
+        leak = label_rows(case.head, labels)
+        case.tried.append(Attempt(f"rows, labels by {rule}", leak, blind=MAY_BE_WRONG))
         for method in _SEPARATORS:
             if out_of_time("separators with the labels of rules"):
-                return None
-            try:
-                leak = case.separate_with(labels, rule, method, doubt=MAY_BE_WRONG)
-            except UnsumError:  # it does not apply here, which says nothing about the update
-                continue
-            if not is_hopeless(leak):
-                return replace(leak, named=case.answer.named)
-    return None
+                return
+            with suppress(UnsumError):  # it does not apply here, which says nothing about the update
+                case.separate_with(labels, rule, method, doubt=MAY_BE_WRONG)
+
+
+def label_rows(head: Head, labels: Tensor) -> Leak:
+    """The rows of ∇W of these labels, beside the mean row of all other classes, with the sign turned: a sample's features up to a
+    factor, which need neither a bias nor sizes that a defense left alone."""
+    labels = labels.to(head.W.device)
+    mean = torch.ones(head.classes, dtype=torch.float64, device=labels.device)
+    mean[labels] = 0
+    others = head.mixed_rows((mean / mean.sum().clamp_min(1))[None])
+    features = others.double() - head.grad_W[labels].double()
+    logits = features @ head.W.double().T + (0 if head.b is None else head.b.double())
+    targets = nn.functional.one_hot(labels, head.classes).double()
+    note = "The rows of the labels are features up to a factor, and hold a share of the other samples."
+    return uncertified("rows", head, logits, targets, features, [note])
 
 
 def _by_every_rule(case: Case) -> dict[str, Tensor]:

@@ -152,7 +152,7 @@ def _outside_the_head(rows: Tensor) -> Tensor | None:
     return (apart > max(_OUTSIDE, _TIMES * usual)).nonzero()[:, 0].cpu() if usual < _INSIDE else None
 
 
-def _chi_squared(degrees: int, z: float) -> float:
+def _chi_squared(degrees: float, z: float) -> float:
     """The quantile of χ² at so many normal deviations (Wilson and Hilferty 1931)."""
     share = 2 / (9 * degrees)
     return degrees * float(max(1 - share + z * share**0.5, 0.0)) ** 3
