@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ WITH_LABELS = ("exact", "adaptive", "fgla", "crowded", "rgla-newton")  # and tho
 _OWN = ("row sums", "photo template")  # label rules of this file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
     """What a client sent, beside the truth that answers are scored against."""
 
@@ -70,6 +70,14 @@ class Target:
     classes: int
     size_known: bool
     seed: int
+    seen: dict[tuple[object, ...], Any] = field(
+        default_factory=dict
+    )  # labels and shares that were found, which many rules share
+
+    def once(self, compute: Callable[[], Any], *what: object) -> Any:
+        if what not in self.seen:
+            self.seen[what] = compute()
+        return self.seen[what]
 
     @property
     def size(self) -> int | None:
@@ -117,6 +125,11 @@ def attacks(target: Target, audit: Audit, *, samples: bool) -> Iterator[Simple]:
 
 def labels_by(rule: str, target: Target, update: unsum.Update) -> Tensor:
     """(n,) as a label rule, or one of this file, names them; empty where it refuses."""
+    found: Tensor = target.once(lambda: _labels(rule, target, update), "labels", rule, id(update))
+    return found
+
+
+def _labels(rule: str, target: Target, update: unsum.Update) -> Tensor:
     if rule not in _OWN:
         with suppress(UnsumError), time_limit(SECONDS):
             return unsum.labels(target.model, update, rule, batch_size=target.size, seed=target.seed)
@@ -151,11 +164,15 @@ def by_method(method: str, target: Target, update: unsum.Update, *, rule: str = 
     if labels is not None and not len(labels):
         return 0.0
     given: dict[str, Any] = {"batch_size": target.size} if labels is None else {"labels": labels}
-    try:
-        with time_limit(SECONDS):
-            return target.share(update, unsum.separate(target.model, update, method, seed=target.seed, **given))
-    except (UnsumError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-        return 0.0
+
+    def share() -> float:
+        try:
+            with time_limit(SECONDS):
+                return target.share(update, unsum.separate(target.model, update, method, seed=target.seed, **given))
+        except (UnsumError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            return 0.0
+
+    return float(target.once(share, method, None if labels is None else tuple(labels.tolist()), id(update)))
 
 
 def by_label_rows(rule: str, target: Target, update: unsum.Update) -> float:
