@@ -55,7 +55,7 @@ def test_what_equations_do_not_read_is_matched_before_it_is_called_low(
 @pytest.mark.parametrize("model", [lenet(), pooled()])
 def test_signs_are_matched_with_fewer_pixels(model: nn.Module) -> None:
     """All pixels free, cosines with a vector of signs draw nothing: no picture has a gradient of entries of one size."""
-    audit = unsum.audit(model, (photos(), LABELS), defenses=unsum.Sign(), ceiling=False)
+    audit = unsum.audit(model, (photos(), LABELS), defenses=unsum.Sign(), limits=unsum.AuditLimits(ceiling=False))
     most = {name: max(one.worst for one in audit.tried if one.attack == name) for name in SETTINGS}
     assert most["ig"] < 0.15 < 0.25 < most["rog"]
     assert "rog" in audit.by

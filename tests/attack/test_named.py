@@ -111,7 +111,9 @@ def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
     torch.manual_seed(6)
     labels = torch.randint(20, (8,))
     photos = embedded_batch(16, image_size=16).images[torch.randperm(16)[:8]]
-    audit = unsum.audit(mobile(), (photos, labels), defenses=unsum.Sign(), seed=5, ceiling=False)
+    audit = unsum.audit(
+        mobile(), (photos, labels), defenses=unsum.Sign(), seed=5, limits=unsum.AuditLimits(ceiling=False)
+    )
     most = {one.attack: one.worst for one in audit.tried if one.leakages}
     asked = {name: worst for name, worst in most.items() if "labels by" in name}
     assert set(asked) == {f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")}

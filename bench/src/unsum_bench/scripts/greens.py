@@ -163,7 +163,8 @@ def tried(case: Case) -> Outcome:
     model, (x, y) = case.model(), case.data()
     defenses = [parse_defense(case.defense)] if case.defense else []
     try:
-        audit = unsum.audit(model, (x, y), defenses=defenses, batch_size_known=case.size_known, seed=case.seed)
+        attacker = unsum.Attacker(batch_size_known=case.size_known)
+        audit = unsum.audit(model, (x, y), defenses=defenses, attacker=attacker, seed=case.seed)
     except UnsumError:
         return outcome
     outcome.gate, outcome.level = audit.gate(DEFAULT_LEVEL).result, audit.verdict.level
