@@ -101,6 +101,17 @@ def interruptible() -> Iterator[Deadline]:
         yield deadline
 
 
+@contextmanager
+def overtime(seconds: float) -> Iterator[None]:
+    """Give what costs next to nothing so many seconds, even where time is over. An interrupt ends it all the same."""
+    outer = _CURRENT.get()
+    if outer is None:
+        yield
+        return
+    with _within(replace(outer, end=max(outer.end, time.monotonic() + seconds), cut=[]), outer):
+        yield
+
+
 def out_of_time(untried: str, needed: float = 0.0) -> bool:
     """Whether the search must end here; `untried` says what it leaves out if so.
 

@@ -49,6 +49,7 @@ class Choice:
     attempt: Callable[[Case], Leak | None]  # None where the answer before it stays
     reason: str = ""  # with {before} and {after}, the two leaks
     adds: bool = False  # its answer is the one before, with more beside it
+    brief: bool = False  # it costs next to nothing, and is tried when time is over, too
 
     @property
     def says(self) -> str:
@@ -90,8 +91,8 @@ def quick(method: str, model: nn.Module, update: Update, options: AttackOptions,
 
 def _best(choices: tuple[Choice, ...], case: Case) -> Leak:
     for place, choice in enumerate(choices, 1):
-        if case.best is not None and out_of_time("further attacks"):
-            break
+        if case.best is not None and not choice.brief and out_of_time("further attacks"):
+            continue
         trying(f"the attack {choice.method!r}", place, len(choices))
         try:
             found = choice.attempt(case) if choice.applies(case) else None
@@ -321,5 +322,6 @@ CHOICES = (
         rules_apply,
         name_labels,
         adds=True,
+        brief=True,
     ),
 )

@@ -16,6 +16,7 @@ from unsum.audit.round import HEADLESS
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
+from unsum.deadline import LEFT_UNTRIED
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ _OF_ATTACKS = (
 )
 _FIRST_NOISE = "0.1"  # where a language model was audited without any
 _LOUDER = 10.0  # times the noise that was too weak, where one strength is tried at a time
+_PATIENT = 600  # [s] for attacks that had too little. Chosen by: arbitrary budget
 _WIDER = 1e3  # times the noise that was too weak or too strong, to look for the strength that is enough
 
 
@@ -204,13 +206,18 @@ def _ceiling_command(audit: AuditResult) -> str:
     if not audit.setting.command:
         return f"unsum.ceiling(model, data, defenses={audit.setting.defenses}, level={DEFAULT_LEVEL:g})"
     how: dict[str, Any] = {"without": (*_OF_UPDATES, *_OF_ATTACKS)}
-    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit 600", **how)
+    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit {_PATIENT}", **how)
     return alone.replace("unsum audit", "unsum ceiling", 1)
 
 
 def _granted(audit: AuditResult) -> Advice | None:
     if audit.verdict.reason.startswith(HEADLESS):
         return None  # whatever the batch
+    if LEFT_UNTRIED in audit.verdict.reason:
+        text = "Give the attacks more time: what they left untried is named above."
+        if not audit.setting.command:
+            return Advice(text, f"unsum.audit(model, data, time_limit={_PATIENT})")
+        return Advice(text, again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)))
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")

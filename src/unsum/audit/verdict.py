@@ -25,6 +25,7 @@ from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE, Shares, vouched_sha
 from unsum.audit.wording import error, percent
 from unsum.ceiling.result import Ceiling
 from unsum.data import Batch
+from unsum.deadline import LEFT_UNTRIED
 from unsum.leak import Leak
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
@@ -81,6 +82,10 @@ class Verdict:
     def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
         """Nobody can tell, and why."""
         said = reason[:1].lower() + reason[1:].rstrip(".")
+        if f"; {LEFT_UNTRIED}" in said:  # what is a list, and no headline
+            first, untried = said.split(f"; {LEFT_UNTRIED}", 1)
+            details = [f"{LEFT_UNTRIED.capitalize()}{untried}.", *details]
+            return cls("open", math.nan, f"Not decidable: {first} before the attacks had ended.", details, said)
         first, more = _SENTENCES.fullmatch(f"{said}.").groups()  # type: ignore[union-attr] # which any text matches
         return cls("open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], said)
 
