@@ -29,7 +29,7 @@ def commands(audit: Audit) -> list[str]:
 
 def test_commands_are_this_audit_and_more() -> None:
     audit = run_as(synthetic(), "unsum audit --data 'my photos' --batch 4 --out here --json")
-    sweep = "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-5..1e-1 --out unsum-sweep"
+    sweep = "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-3..10 --out unsum-sweep"
     gate = "unsum audit --data 'my photos' --batch 4 --out here --json --fail-above 0.2"
     assert commands(audit) == [sweep, gate]
     assert not any("…" in command for command in commands(audit))
@@ -70,7 +70,7 @@ def test_a_batch_size_that_was_granted_is_not_advised() -> None:
 def test_python_gets_python() -> None:
     audit = run_as(synthetic(), "")
     assert commands(audit) == [
-        'unsum.sweep(model, data, over="noise=1e-5..1e-1")',
+        'unsum.sweep(model, data, over="noise=1e-3..10")',
         "report.gate(0.2).exit_code",
     ]
 

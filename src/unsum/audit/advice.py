@@ -13,6 +13,7 @@ from typing import Any
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
 from unsum.audit.round import HEADLESS
+from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
@@ -58,7 +59,6 @@ _OF_UPDATES = (
     "--fail-above",
     "--prove-below",
 )
-_STRENGTHS = "1e-5..1e-1"  # of noise, where none was applied
 _OF_ATTACKS = (
     "--attack",
     "--labels",
@@ -156,11 +156,11 @@ def _sweep_command(audit: AuditResult, *, weaker: bool = False) -> str:
     there was some."""
     own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
     low, high = (1 / _WIDER, 1.0) if weaker else (1.0, _WIDER)
-    strengths = f"{own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else _STRENGTHS
+    wanted = f"noise={own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else DEFAULT_RANGE
     if not audit.setting.command:
-        return f'unsum.sweep(model, data, over="noise={strengths}")'
+        return f'unsum.sweep(model, data, over="{wanted}")'
     how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
-    return again(audit.setting.command, f"--sweep noise={strengths}", **how, louder=bool(own))
+    return again(audit.setting.command, f"--sweep {wanted}", **how, louder=bool(own))
 
 
 def _gated(audit: AuditResult) -> Advice | None:

@@ -25,6 +25,7 @@ from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
+from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
 from unsum.cards import Card
@@ -304,6 +305,7 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(audit),
         "comparison": audit.comparison,
+        "strengths": DEFAULT_RANGE,
         "keep_under": DEFAULT_LEVEL,
         "assumed": ASSUMED,
         "meaning": BLURRED,

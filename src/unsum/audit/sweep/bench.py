@@ -84,6 +84,21 @@ class Point:
         """Whether nobody can read the level of any sample, whatever is tried."""
         return self.ceiling < level
 
+    @property
+    def known_ceiling(self) -> float:
+        """The largest ceiling or, where only that was measured, the mean; NaN where neither was."""
+        return self.ceiling_mean if math.isnan(self.ceiling) else self.ceiling
+
+    def verdict(self, level: float) -> str:
+        """The three outcomes of an audit, of a row: a label that was read leaks, whatever is proven of the samples."""
+        if any(row.leakage >= level for row in self.samples):
+            return "leaks"
+        if self.labels_read:
+            return "labels leak"
+        if self.proven(level):
+            return "protected"
+        return "not decidable" if self.refused else "unproven"
+
     def under(self, level: float) -> bool:
         """Whether every sample was measured, and is under the level."""
         return bool(self.samples) and not self.over(level)
