@@ -202,6 +202,15 @@ def check_level(level: float, option: str = "--fail-above") -> None:
         )
 
 
+def check_proof(level: float) -> None:
+    """Refuse a level that no ceiling can be below."""
+    if not 0 < level < 1:
+        raise UnsumError(
+            f"--prove-below takes a leakage from above 0 to below 1, not {level:g}: 0.2 proves that nobody reads a fifth of "
+            "what a guess without the update leaves open."
+        )
+
+
 def sentence(row: SampleRow) -> str:
     """What came back of one sample, for a line in a log."""
     if math.isnan(row.leakage):
@@ -236,7 +245,7 @@ def check_gate(
     if level is not None:
         check_level(level)
     if prove_below is not None:
-        check_level(prove_below, "--prove-below")
+        check_proof(prove_below)
     for file in (junit, sarif):
         if file is not None and file.is_dir():
             raise UnsumError(f"{str(file)!r} is a folder; name a file in it.")

@@ -21,6 +21,7 @@ from unsum.audit.result import finite
 from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
 from unsum.audit.verdict import LEAKS, UNPROVEN, Level
 from unsum.audit.wording import percent
+from unsum.errors import needed
 from unsum.files.writing import write_text
 from unsum.leak import LabelCounts
 
@@ -243,8 +244,7 @@ def _path(points: list[tuple[int, float, float]]) -> str:
 
 def _bars(one: Audited) -> dict[str, Any]:
     """The counts of one client as bars, each with its interval."""
-    counts = one.counts
-    assert counts is not None
+    counts = needed(one.counts, "The count of labels")
     order = counts.counts.argsort(descending=True, stable=True).tolist()[:_CLASSES]
     chosen = sorted(order) if len(counts.counts) <= _CLASSES else order
     top = max(float(counts.high[chosen].max()), 1e-9)

@@ -103,8 +103,7 @@ def _sample_table(result: Audit) -> Table:
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
     split = any(row.shares.read == "features" for row in result.rows)
     figures = [
-        "found",
-        *([f"of the {result.sizes.noun}"] if split else []),
+        *(["features", result.sizes.noun] if split else ["found"]),
         "ceiling",
         *(["PSNR (dB)", "SSIM"] if pictures else ["feature error"]),
     ]

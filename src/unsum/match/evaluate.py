@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from unsum.cuda_graph import recorded
+from unsum.errors import needed
 from unsum.gradients import main_output, quiet
 from unsum.match.objective import Target
 from unsum.match.optimizers import LBFGS
@@ -119,8 +120,7 @@ class Evaluator:
         if self.plan.soft_labels:
             protocol = self.problem.protocol
             return leaves[:-1], leaves[-1].softmax(-1) if protocol is None else protocol.targets(leaves[-1])
-        assert self.problem.targets is not None
-        return leaves, self.problem.targets
+        return leaves, needed(self.problem.targets, "The labels of the batch")
 
     def _one(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
         leaves, targets = self.parts(views)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unsum.errors import needed
 from unsum.match.lbfgs import Memory
 
 Losses = tuple[Tensor, Tensor]  # (R,) what is minimized, (R,) the distance of gradients alone
@@ -123,8 +124,7 @@ class _LBFGSDriver:
             step = memory.direction(gradient, self._declared.rate)
             for view, part in zip(views, step.split([view.numel() for view in views]), strict=True):
                 view.detach().add_(part.view_as(view))
-        assert first is not None
-        return first
+        return needed(first, "A step of the optimizer")
 
     def forget(self, restart: int) -> None:
         self._memories[restart].clear()
