@@ -62,6 +62,8 @@ def _labels(found: Ceiling) -> str:
     told = [float(value) for value in found.labels if not math.isnan(float(value))]
     if not told:
         return ""
+    if max(told) >= _CERTAIN and not found.estimate:
+        return "Of the labels nothing is proven: one at least can be told from its likeliest alternative."
     label = "By the same estimate a label" if found.estimate else "A label"
     return f"{label} is told from its likeliest alternative with a probability of at most {max(told):.3f}."
 
@@ -84,6 +86,7 @@ def _bits(found: Ceiling) -> str:
     )
 
 
+_CERTAIN = 0.9995  # [1] a chance to tell a label that reads as 1.000
 # [1] of the scale of leakage: by so much one sample may lie above a mean over its components
 SCATTER = 0.05
 

@@ -17,7 +17,7 @@ from unsum.data.table_file import is_table
 from unsum.data.tables import ClientTable
 from unsum.data.texts import TextData
 from unsum.declared import check_whole
-from unsum.errors import UnsumError, needed
+from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
@@ -145,8 +145,9 @@ class Inputs:
 
     def captured(self) -> tuple[LoadedModel, Update]:
         """The model with its name in reports, and the update under the model's names."""
-        given = needed(self.update, "The update")
-        update = Received(update=Path(given)) if isinstance(given, str | Path) else given
+        update = Received(update=Path(self.update)) if isinstance(self.update, str | Path) else self.update
+        if update is None:
+            raise UnsumError("There is no update to attack; give one (update=), or simulate a client's.")
         if not isinstance(self.model, str):
             read = update if isinstance(update, Update) else update.read(self.model)
             return own_model(self.model, self.weights, self.image_size), read
