@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 
@@ -65,6 +66,16 @@ def test_a_batch_size_that_was_granted_is_not_advised() -> None:
     knowing = replace(asked, leak=replace(audit.leak, knowledge=unsum.Knowledge(batch_size=3)))
     assert not any("--batch-size-known" in command for command in commands(knowing))
     assert any("the attacker knew the size of this one already" in step.text for step in advice(knowing))
+
+
+def test_who_had_too_little_time_is_told_to_give_more() -> None:
+    cut = "time was over; left untried: further steps of the solver, further attacks"
+    unread = replace(synthetic(), shares=shares(math.nan, math.nan, math.nan), undecided=cut)
+    assert unread.verdict.headline == "Not decidable: time was over before the attacks had ended."
+    assert unread.verdict.details[0] == "Left untried: further steps of the solver, further attacks."
+    asked = run_as(unread, "unsum audit --batch 3 --time-limit 60")
+    assert "unsum audit --batch 3 --time-limit 600" in commands(asked)
+    assert not any("--batch-size-known" in command for command in commands(asked))
 
 
 def test_python_gets_python() -> None:

@@ -63,7 +63,9 @@ def _labels(found: Ceiling) -> str:
     if not told:
         return ""
     if max(told) >= _CERTAIN and not found.estimate:
-        return "Of the labels nothing is proven: one at least can be told from its likeliest alternative."
+        return (
+            "Of the labels nothing is proven: one at least may be told from its likeliest alternative with certainty."
+        )
     label = "By the same estimate a label" if found.estimate else "A label"
     return f"{label} is told from its likeliest alternative with a probability of at most {max(told):.3f}."
 
@@ -121,8 +123,8 @@ def beside(bound: Ceiling) -> str:
         )
     if bound.decided(DEFAULT_LEVEL) == "open":
         return (
-            f"Whether the ceiling protects is not decided: after {bound.pairs} pairs of worlds that of one {bound.unit} may "
-            f"still be {percent(bound.highest)}, and time was over."
+            f"Whether the ceiling protects is not decided: from the {bound.pairs} pairs of worlds that there was time for, "
+            f"that of one {bound.unit} may be {percent(bound.highest)}."
         )
     least = percent(float(bound.samples.min()))
     between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"

@@ -133,8 +133,8 @@ class RunAudit:
         above = sum(one.leakage > self.ceiling_at(one.round) + SCATTER for one in found)
         declared = f"Declared is {self.declared}; the ceiling holds if clients do that." if self.declared else ""
         more = (
-            f"In {_updates(above)} more was found than this ceiling, so that clients do not add the noise declared, or their data "
-            "differ from the data given."
+            f"In {_updates(above)} more was found than this ceiling, so that clients do not add the noise declared, or their "
+            "data differ from the data given."
         )
         said = [self.ceilings[-1].sentence, declared, more if above else ""]
         return [sentence for sentence in said if sentence]

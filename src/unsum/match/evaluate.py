@@ -243,9 +243,7 @@ class _Lookout:
 
     def _take_gap(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """‖mean − running mean‖ + ‖var − running var‖ of what enters one BatchNorm layer."""
-        assert isinstance(module, _BATCH_NORMS)
         dims = [d for d in range(inputs[0].ndim) if d != 1]
         variance, mean = torch.var_mean(inputs[0], dims, correction=0)
-        assert module.running_mean is not None
-        assert module.running_var is not None
-        self._gaps.append((mean - module.running_mean).norm() + (variance - module.running_var).norm())
+        kept = [needed(module.get_buffer(name), "What BatchNorm keeps") for name in ("running_mean", "running_var")]
+        self._gaps.append((mean - kept[0]).norm() + (variance - kept[1]).norm())

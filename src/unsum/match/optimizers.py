@@ -76,8 +76,7 @@ class _AdamDriver:
         losses = self._evaluated.all()
         if self._declared.signed:
             for leaf in self._evaluated.leaves:
-                assert leaf.grad is not None
-                leaf.grad.sign_()
+                needed(leaf.grad, "The gradient of a picture").sign_()
         if self._declared.decay:
             self._adam.param_groups[0]["lr"] = decayed(self._declared.rate, progress)
         self._adam.step()
