@@ -102,8 +102,8 @@ def test_the_report_says_what_the_ceiling_rests_on() -> None:
     none = replace(shown.bound, pairs=0)
     assert any("No pair of worlds had to be played" in said for said in ceiling_words.details(none))
     late = replace(shown.bound, samples=torch.tensor([0.1, 0.6, 0.1]), lower=torch.zeros(3))
-    assert ceiling_words.beside(late).startswith("Whether the ceiling protects is not decided: after ")
-    assert "may still be 60 %" in ceiling_words.beside(late)
+    assert ceiling_words.beside(late).startswith("Whether the ceiling protects is not decided: from ")
+    assert "may be 60 %" in ceiling_words.beside(late)
     same = replace(shown.bound, samples=torch.tensor([0.5] * 3), lower=torch.tensor([0.5] * 3))
     assert "that of one picture is 50 %, from" in ceiling_words.beside(same)
 

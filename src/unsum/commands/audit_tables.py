@@ -171,7 +171,7 @@ def _comparison_table(comparison: Comparison) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("verdict", no_wrap=True)
     for i, point in enumerate(comparison.points):
-        labels = "–" if point.refused else f"{point.labels_right}/{len(point.samples)}"
+        labels = point.labels_named.replace(" of ", "/")
         accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
         figures = percent(point.worst), ceiling_of(point), labels, accuracy, point.verdict(DEFAULT_LEVEL)
         table.add_row(Text(comparison.label(i)), *figures)
@@ -249,7 +249,7 @@ def _sweep_cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
         ceiling_of(point),
         percent(point.mean),
         f"{point.over(sweep.keep_under)}/{total}",
-        f"{point.labels_right}/{total}",
+        point.labels_named.replace(" of ", "/"),
         "–" if math.isnan(point.psnr) else f"{point.psnr:.1f}",
         accuracy,
     ]

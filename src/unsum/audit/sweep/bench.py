@@ -72,6 +72,14 @@ class Point:
         return sum(row.label_correct for row in self.samples)
 
     @property
+    def labels_named(self) -> str:
+        """How many labels are right, and whether a guess has as many: who names every class has all of them right."""
+        if self.refused:
+            return "–"
+        lucky = self.labels_right > 0 and self.labels is not None and not self.labels.given_away
+        return f"{self.labels_right} of {len(self.samples)}{' (luck)' if lucky else ''}"
+
+    @property
     def labels_read(self) -> bool:
         """Whether the labels are given away, whatever else is not."""
         return self.labels is not None and self.labels.given_away

@@ -192,7 +192,7 @@ def _kept(sweep: SweepResult, curve: Curve, point: Point) -> str:
     """The strength that keeps the attacks tried out, which proves nothing."""
     weakest = " is the weakest strength tried that keeps" if curve.axis else " keeps"
     labels = (
-        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same." if point.labels_right else ""
+        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same." if point.labels_read else ""
     )
     against = f"{_titled(curve, point)}{weakest} the attacks tried under {percent(sweep.keep_under)}"
     return f"{against}{_price(sweep, point)}.{labels}"
