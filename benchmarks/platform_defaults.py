@@ -19,7 +19,8 @@ import torch
 
 from table_rows import write
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.audit.inputs import Inputs, simulated_training
+from unsum.audit.groups import ClientTraining, ClientSamples
+from unsum.audit.inputs import Inputs
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Bench, Point
 from unsum.audit.sweep.task import photo_tiles, ruins
@@ -46,11 +47,11 @@ def main(seconds: float, names: list[str]) -> None:
     task._PATIENCE = math.inf  # a machine that does other work trains for longer than an audit would wait
     pictures = photo_tiles()
     options = AttackOptions(AUTO, time_limit=seconds, device=torch.device("cpu"), seed=0)
-    training = simulated_training(RATE, 1, 1, 0.0, 0.0)
+    training = ClientTraining(learning_rate=RATE, local_steps=1).training
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "people.csv"
         write("people", path)
-        photos, rows = Inputs().simulated(), Inputs("mlp", path, target="target").simulated()
+        photos, rows = Inputs().simulated(), Inputs("mlp", path, samples=ClientSamples(target="target")).simulated()
     priced = Bench(photos[0].model, photos[1], options, False, training, pictures=pictures)
     table = Bench(rows[0].model, rows[1], options, False, training)
     print("| filter | photos: worst, mean, labels | rows: worst, mean, labels | rows whole | accuracy |")

@@ -16,6 +16,12 @@ from unsum.errors import check_name
 
 Method = TypeVar("Method")
 PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loaded; commands that list methods print them
+# Modules of ours that register methods of a family and stand above the package that has its registry.
+_HOMES = {
+    "attack": ("unsum.separate", "unsum.spans"),
+    "row of auto": ("unsum.attack.rows",),
+    "label rule": ("unsum.labels", "unsum.separate.label_rules"),
+}
 _loaded: set[str] = set()  # groups whose plug-ins were imported
 
 
@@ -40,9 +46,8 @@ class Registry(Generic[Method]):
     0
     """
 
-    def __init__(self, family: str, plugins: str | None = None, *, above: str | None = None) -> None:
-        """`above`: a module of ours that registers methods of this family and stands in a package above it."""
-        self.family, self.plugins, self.above = family, plugins, above
+    def __init__(self, family: str, plugins: str | None = None) -> None:
+        self.family, self.plugins = family, plugins
         self._entries: dict[str, Entry[Method]] = {}
 
     def register(self, name: str, *, summary: str, needs: str = "") -> Callable[[Method], Method]:
@@ -69,8 +74,8 @@ class Registry(Generic[Method]):
         return iter(self._entries[name] for name in sorted(self._entries))
 
     def _load(self) -> None:
-        if self.above is not None:
-            import_module(self.above)
+        for home in _HOMES.get(self.family, ()):
+            import_module(home)
         load_plugins(self.plugins)
 
 

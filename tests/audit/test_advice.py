@@ -18,6 +18,7 @@ from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.report import advice as of_sweep
 from unsum.audit.sweep.report import render as render_sweep
 from unsum.audit.sweep.task import Accuracy, Task
+from unsum.notes import Code, Note
 
 
 def run_as(audit: Audit, command: str, defenses: str = "none") -> Audit:
@@ -69,7 +70,7 @@ def test_a_batch_size_that_was_granted_is_not_advised() -> None:
 
 
 def test_who_had_too_little_time_is_told_to_give_more() -> None:
-    cut = "time was over; left untried: further steps of the solver, further attacks"
+    cut = Note("time was over; left untried: further steps of the solver, further attacks", Code.CUT_SHORT)
     unread = replace(synthetic(), shares=shares(math.nan, math.nan, math.nan), undecided=cut)
     assert unread.verdict.headline == "Not decidable: time was over before the attacks had ended."
     assert unread.verdict.details[0] == "Left untried: further steps of the solver, further attacks."

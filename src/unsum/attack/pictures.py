@@ -17,6 +17,7 @@ from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
 from unsum.models.built import looks_at_pictures
+from unsum.notes import Code, Note
 from unsum.peel import Peeled, peel
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
@@ -44,7 +45,9 @@ def with_pictures(
             raise
         if not looks_at_pictures(model):  # of sequences or rows there is nothing to draw
             return leak
-        return replace(leak, notes=[*leak.notes, str(reason), *([_other_layer(model, leak)] if leak.inner else [])])
+        said = [Note(str(reason), Code.NEEDS_INVERSE)]
+        said += [_other_layer(model, leak)] if leak.inner else []
+        return replace(leak, notes=[*leak.notes, *said])
     for inverse in sorted(loaded, key=lambda found: found.layer is None):
         leak = _read_by(model, update, leak, inverse, progress)
         if inverse.layer is None or inverse.layer in leak.inner:
@@ -123,10 +126,11 @@ def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, pro
     return replace(leak, inner={**leak.inner, layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
 
 
-def _other_layer(model: nn.Module, leak: Leak) -> str:
+def _other_layer(model: nn.Module, leak: Leak) -> Note:
     """Which inverse would draw what the spans and the walk found: one of the deepest map, which tells the most."""
     name = next(name for name, _ in model.named_modules() if name in leak.inner)
-    return f"The attack found what {name!r} reads; `unsum train-inverse --layer {name}` makes an inverse for that."
+    made = f"`unsum train-inverse --layer {name}` makes an inverse for that."
+    return Note(f"The attack found what {name!r} reads; {made}", Code.NEEDS_INVERSE)
 
 
 def _another_attempt(leak: Leak, layer: str) -> Leak:

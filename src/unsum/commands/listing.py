@@ -90,7 +90,7 @@ def _own() -> Listed:
 def listed_methods() -> Listed:
     """Every family's methods, with those of plug-ins; what `auto` tries comes first."""
     from unsum.active import SERVERS
-    from unsum.attack.auto import CHOICES
+    from unsum.attack.auto import rows
     from unsum.defend import DEFENSES
     from unsum.invert import INVERTERS
     from unsum.labels import LABEL_RULES
@@ -107,7 +107,7 @@ def listed_methods() -> Listed:
         "servers": SERVERS,
         "defenses": DEFENSES,
     }
-    tried = [{"name": choice.method, "when": choice.when, "says": choice.says} for choice in CHOICES]
+    tried = [{"name": row.method, "when": row.when, "says": row.says} for row in rows()]
     return {FAMILIES["auto"]: tried} | {
         FAMILIES[name]: [{"name": e.name, "summary": e.summary, "needs": e.needs} for e in family]
         for name, family in families.items()
