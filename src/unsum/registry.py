@@ -15,6 +15,9 @@ from typing import Any, Generic, TypeVar
 from unsum.errors import check_name
 
 Method = TypeVar("Method")
+COMMANDS = (
+    "unsum.commands"  # the group of entry points that name no methods but commands; see `unsum.commands.installed`
+)
 PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loaded; commands that list methods print them
 # Modules of ours that register methods of a family and stand above the package that has its registry.
 _HOMES = {
@@ -84,12 +87,19 @@ def load_plugins(group: str | None) -> None:
     if group is None or group in _loaded:
         return
     _loaded.add(group)
+    named_by(group)
+
+
+def named_by(group: str) -> dict[str, Any]:
+    """What the entry points of this group name, by their names; one that fails is noted, and the others go on."""
+    found: dict[str, Any] = {}
     for point in entry_points(group=group):
         try:
-            point.load()
+            found[point.name] = point.load()
         except Exception as error:  # whatever another package does wrong must not stop an audit
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             PROBLEMS.append(f"The plug-in {point.name!r} ({point.value}) could not be loaded: {reason}")
+    return found
 
 
 def from_outside(entry: Entry[Any]) -> bool:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from separate import test_local_steps
 from separate.language_models import batch, gpt2
-from separate.test_local_steps import Client
 from support import dense
+from support.local_client import Client
 from support.material import pictures, small_net
 from unsum.attack.auto import ROWS, row, rows
 from unsum.local_training import LocalTraining
@@ -95,11 +94,9 @@ def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) ->
 
 
 @pytest.mark.long
-def test_neither_after_steps_that_could_not_be_followed(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_after_steps_that_could_not_be_followed(tried: list[str]) -> None:
     """`local-steps` has taken them for one by then, as `exact` would."""
-    monkeypatch.setattr(test_local_steps, "C", 20)  # a small head: what cannot be followed is looked for long
-    monkeypatch.setattr(test_local_steps, "H", 32)
-    client = Client()
+    client = Client(features=32, classes=20)  # a small head: what cannot be followed is looked for long
     update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
     leak = unsum.attack(client.model, update)
     assert not leak.exact
@@ -144,6 +141,8 @@ def test_exact_stays_exact_where_it_cannot_know() -> None:
     leak = unsum.separate(model, update, labels=labels)
     assert leak.method == "exact"
     assert not leak.exact
+    few = unsum.capture(model, torch.rand(3, FEATURES), torch.tensor([1, 2, 3]))
+    assert unsum.separate(model, few).exact
 
 
 def test_tied_language_models_are_read_as_text_and_exact_refuses_them(tried: list[str]) -> None:

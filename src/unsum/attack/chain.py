@@ -18,6 +18,7 @@ from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
 from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AUTO, AttackOptions
+from unsum.attack.peeling import peeled_or_refused
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
@@ -33,7 +34,7 @@ from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.notes import Code, without
-from unsum.peel import obstacle, peel
+from unsum.peel import obstacle
 from unsum.progress import SILENT, Progress
 from unsum.sharing import sharing
 from unsum.update import Update
@@ -261,7 +262,7 @@ def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: P
         return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled down to the input: {reason}."])
     progress.say("Peeling layer after layer")
     try:
-        peeled = peel(model, update, leak, seed=seed)
+        peeled = peeled_or_refused(model, update, leak, seed=seed)
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled: {error}"])
     notes = [*leak.notes, *peeled.notes]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from unsum.commands.stages import OUT, loading, say
 from unsum.errors import check_name
-from unsum.registry import PROBLEMS, Registry
+from unsum.registry import COMMANDS, PROBLEMS, Registry
 
 Listed = dict[str, list[dict[str, str]]]
 _HEADINGS = {
@@ -37,7 +37,7 @@ FAMILIES = {
 
 def show(as_json: bool, family: str | None = None) -> None:
     """Every family with the names in it; of one family, or one name, what each does and needs. As JSON, all of it."""
-    plugins = any(group.startswith("unsum.") for group in entry_points().groups)
+    plugins = any(group.startswith("unsum.") for group in entry_points().groups - {COMMANDS})
     if plugins:
         with loading():
             listed = listed_methods()
