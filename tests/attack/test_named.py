@@ -45,7 +45,8 @@ def test_rules_are_asked_when_time_is_over() -> None:
     """They cost next to nothing, and a slow machine must not hide what they read."""
     torch.manual_seed(3)
     labels = torch.tensor([1, 5, 9, 14, 20, 33])
-    audit = unsum.audit(hardswish_net(), (torch.rand(6, 3, 8, 8), labels), defenses=unsum.Sign(), time_limit=0.01)
+    data, limits = (torch.rand(6, 3, 8, 8), labels), unsum.AuditLimits(time_limit=0.01)
+    audit = unsum.audit(hardswish_net(), data, defenses=unsum.Sign(), limits=limits)
     assert audit.leak.named is not None
     assert audit.leak.named.tolist() == labels.tolist()
     assert audit.verdict.state == "leaks"

@@ -355,8 +355,8 @@ class TestSweep:
         assert heard.parts == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
     def test_a_range_of_noise_goes_on_to_the_first_that_is_proven(self) -> None:
-        how = {"utility": False, "time_limit": 5.0}
-        ranged = unsum.sweep(small_net(), self.data, over="noise=1e-3..1e-2/2", **how)
+        limits = unsum.AuditLimits(time_limit=5.0)
+        ranged = unsum.sweep(small_net(), self.data, over="noise=1e-3..1e-2/2", utility=False, limits=limits)
         (curve,) = ranged.curves
         assert curve.added
         assert [p.strength for p in curve.points[:2]] == [1e-3, 1e-2]
@@ -370,7 +370,7 @@ class TestSweep:
         content = ranged.to_dict()
         assert content["proven"][0]["strength"] == added.strength
         assert content["sweeps"][0]["added"] is True
-        listed = unsum.sweep(small_net(), self.data, over="noise=1e-3,1e-2", **how)
+        listed = unsum.sweep(small_net(), self.data, over="noise=1e-3,1e-2", utility=False, limits=limits)
         assert (len(listed.curves[0].points), listed.curves[0].added) == (2, False)
         assert listed.to_dict()["proven"][0]["found"] is False
 

@@ -218,7 +218,7 @@ def _granted(audit: AuditResult) -> Advice | None:
     if code_of(audit.verdict.reason) is Code.CUT_SHORT:
         text = "Give the attacks more time: what they left untried is named above."
         if not audit.setting.command:
-            return Advice(text, f"unsum.audit(model, data, time_limit={_PATIENT})")
+            return Advice(text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))")
         return Advice(text, again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)))
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
