@@ -261,9 +261,11 @@ def write_gate(audit: AuditResult, held: Gate, page: Path, *, junit: Path | None
 
 def render_junit(audit: AuditResult, gate: Gate) -> str:
     """The complete file. ElementTree escapes what XML can hold; what it cannot hold is replaced before."""
+    level = gate.prove_below
+    unproven = level is not None and not gate.proven(level)
     counts = {
-        "tests": str(len(gate.rows) + gate.fail_on_labels),
-        "failures": str(gate.count("above") + gate.by_labels),
+        "tests": str(len(gate.rows) + gate.fail_on_labels + (level is not None)),
+        "failures": str(gate.count("above") + gate.by_labels + unproven),
         "errors": str(gate.count("unknown")),
         "time": f"{audit.seconds:.3f}",
     }
@@ -296,6 +298,11 @@ def render_junit(audit: AuditResult, gate: Gate) -> str:
         case = SubElement(suite, "testcase", classname="unsum.audit", name="labels", time="0")
         if gate.by_labels:
             SubElement(case, "failure", type="labels", message="labels are given away").text = "; ".join(gate.besides)
+    if level is not None:
+        case = SubElement(suite, "testcase", classname="unsum.audit", name="ceiling", time="0")
+        if unproven:
+            message = f"not every ceiling is proven to be below {percent(level)}"
+            SubElement(case, "failure", type="ceiling", message=message).text = one_line(gate.reason)
     indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
