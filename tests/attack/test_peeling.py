@@ -69,7 +69,7 @@ def test_an_attack_keeps_the_head_s_answer(monkeypatch: pytest.MonkeyPatch, faul
 def test_an_audit_does_not_end_there(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     model, x, y = dense()
     called = break_peeler(monkeypatch, "layers", fault)
-    audit = unsum.audit(model, (x, y), compare=False)
+    audit = unsum.audit(model, (x, y), limits=unsum.AuditLimits(compare=False))
     assert called
     assert named(audit.leak.notes, fault)
     assert audit.leak.exact

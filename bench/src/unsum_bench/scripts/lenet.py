@@ -86,7 +86,8 @@ def picture(options: argparse.Namespace) -> None:
 
 def audited(model: nn.Module, batch: Batch, inverse: Path) -> tuple[unsum.Audit, float]:
     start = time.perf_counter()
-    return unsum.audit(model, batch, inverse=inverse, batch_size_known=True), time.perf_counter() - start
+    granted = unsum.Attacker(inverse=inverse, batch_size_known=True)
+    return unsum.audit(model, batch, attacker=granted), time.perf_counter() - start
 
 
 def crops() -> Batch:

@@ -77,8 +77,14 @@ def one(
 ) -> tuple[float, float, float, float, bool]:
     """Shares of whole rows, cells, cells near enough; seconds; the certificate."""
     start = time.process_time()
-    how = {"target": "target", "batch": batch, "loss": loss, "batch_size_known": known, "seed": seed}
-    report = unsum.audit(model, path, **how)
+    report = unsum.audit(
+        model,
+        path,
+        samples=unsum.ClientSamples(target="target", batch=batch),
+        client=unsum.ClientTraining(loss=loss),
+        attacker=unsum.Attacker(batch_size_known=known),
+        seed=seed,
+    )
     rows, schema = report.table, report.truth.schema
     assert rows is not None
     assert schema is not None
