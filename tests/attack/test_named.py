@@ -45,6 +45,17 @@ def test_signs_that_are_never_zero_are_signs_and_their_labels_are_read() -> None
     assert audit.verdict.state == "leaks"
 
 
+def test_rules_are_asked_when_time_is_over() -> None:
+    """They cost next to nothing, and a slow machine must not hide what they read."""
+    torch.manual_seed(3)
+    labels = torch.tensor([1, 5, 9, 14, 20, 33])
+    data, limits = (torch.rand(6, 3, 8, 8), labels), unsum.AuditLimits(time_limit=0.01)
+    audit = unsum.audit(hardswish_net(), data, defenses=unsum.Sign(), limits=limits)
+    assert audit.leak.named is not None
+    assert audit.leak.named.tolist() == labels.tolist()
+    assert audit.verdict.state == "leaks"
+
+
 def test_the_labels_of_a_crowd_are_counted_by_a_rule() -> None:
     model, features, labels = crowd(60)
     leak = unsum.attack(model, unsum.capture(model, features, labels), batch_size=60)

@@ -29,7 +29,7 @@ from unsum.attack.any_network import (
 )
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.deadline import time_limit
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.gradients import quiet, with_features
 from unsum.head import find_head
 from unsum.leak import Attempt, Leak
@@ -137,9 +137,9 @@ def _under_another_loss(
 
 def _at_head(model: nn.Module, leak: Leak) -> Leak:
     """The leak with what its pictures are at the head."""
-    assert leak.images is not None
+    images = needed(leak.images, "A picture")
     with quiet(model, ()), torch.no_grad():
-        features, logits = with_features(model, find_head(model)[1], leak.images)
+        features, logits = with_features(model, find_head(model)[1], images)
     return replace(leak, features=features.double(), logits=logits.double())
 
 

@@ -282,7 +282,7 @@ row(
     when="no answer is certain: every label rule that applies, for the labels alone",
     applies=rules_apply,
     adds=True,
-    quick=True,
+    brief=True,
 )(name_labels)
 row(
     "exact, with labels of rules",

@@ -62,6 +62,10 @@ def _labels(found: Ceiling) -> str:
     told = [float(value) for value in found.labels if not math.isnan(float(value))]
     if not told:
         return ""
+    if max(told) >= _CERTAIN and not found.estimate:
+        return (
+            "Of the labels nothing is proven: one at least may be told from its likeliest alternative with certainty."
+        )
     label = "By the same estimate a label" if found.estimate else "A label"
     return f"{label} is told from its likeliest alternative with a probability of at most {max(told):.3f}."
 
@@ -84,6 +88,7 @@ def _bits(found: Ceiling) -> str:
     )
 
 
+_CERTAIN = 0.9995  # [1] a chance to tell a label that reads as 1.000
 # [1] of the scale of leakage: by so much one sample may lie above a mean over its components
 SCATTER = 0.05
 
@@ -118,8 +123,8 @@ def beside(bound: Ceiling) -> str:
         )
     if bound.decided(DEFAULT_LEVEL) == "open":
         return (
-            f"Whether the ceiling protects is not decided: after {bound.pairs} pairs of worlds that of one {bound.unit} may "
-            f"still be {percent(bound.highest)}, and time was over."
+            f"Whether the ceiling protects is not decided: from the {bound.pairs} pairs of worlds that there was time for, "
+            f"that of one {bound.unit} may be {percent(bound.highest)}."
         )
     least = percent(float(bound.samples.min()))
     between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
