@@ -23,9 +23,9 @@ from unsum.ceiling.result import BARE, BARE_SUM, UNNOISED, Ceiling, Unit, of_lim
 from unsum.ceiling.secret import (
     AnyOf,
     Cells,
+    Components,
     Entries,
     Label,
-    PhotoComponents,
     Presence,
     Secret,
     Tokens,
@@ -37,10 +37,10 @@ from unsum.defend.added import AddedNoise, split_at_noise
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
+from unsum.score.reference import diverse_samples, guess, public_picture
 
 PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 8 or 9 %
 MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 2 or 3 %
-_TOLERANCE = 0.01  # of the range from 0 to 1, by which pixels may leave it
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
 
 
@@ -49,8 +49,8 @@ class Simulation:
     """A client whose samples are bounded; inputs and targets have one row a sample.
 
     `spread` is the deviation that an attacker gives an entry before it sees the update, a number or
-    a tensor like one sample. By default photos have a photo's spectrum, columns of a table are as
-    likely as each other, and other entries have their own deviation over the batch.
+    a tensor like one sample. By default it is each sample's own distance from what an attacker
+    guesses without the update, so that limits are in the unit of the leakage.
     """
 
     model: nn.Module
@@ -72,6 +72,11 @@ class Simulation:
             raise UnsumError(
                 f"A batch needs as many targets as inputs; found {len(self.inputs)} inputs and "
                 f"{len(self.targets)} targets."
+            )
+        if self.buffers and self.training is not None and self.training.several_steps:
+            raise UnsumError(
+                "A client of several local steps is played without its buffers; leave buffers out, "
+                "or give the client (client=), which returns them as Played(noisy, bare)."
             )
 
     @cached_property
@@ -107,11 +112,14 @@ class Simulation:
             return [Tokens(world, i, likeliest, places[i]) for i in samples]
         if self.spread is not None:
             return [Entries(world, i, self._declared_spread) for i in samples]
+        if not self.inputs.is_floating_point():
+            raise UnsumError(
+                "Inputs that are whole numbers cannot move up or down; give floats, or a language "
+                "model that reads them."
+            )
         if self.schema is not None:
-            return [Cells(world, i, self.schema) for i in samples]
-        if self._photos:
-            return [PhotoComponents(world, i, scale=self._scale) for i in samples]
-        return [Entries(world, i, self._own_spread) for i in samples]
+            return [Cells(world, i, self.schema, self._guess[i]) for i in samples]
+        return [Components(world, i, self._guess[i], self._photos) for i in samples]
 
     def labels(self) -> list[Secret] | None:
         """One for every sample, or None where targets are no classes."""
@@ -154,23 +162,15 @@ class Simulation:
         pictures = self.inputs.ndim == 4 and shape[1] in (1, 3) and min(shape[2:]) >= _SMALLEST
         return pictures and self.inputs.is_floating_point() and self.spread is None
 
-    @property
-    def _scale(self) -> float:
-        """1 for pixels from 0 to 1; else what makes the spectrum as wide as the batch's pixels."""
-        low, high = float(self.inputs.min()), float(self.inputs.max())
-        if low >= -_TOLERANCE and high <= 1 + _TOLERANCE:
-            return 1.0
-        own = float(self.inputs.double().var(unbiased=False))
-        return math.sqrt(own / float(photo_spread(self.inputs.shape[1:]).square().mean()))
+    @cached_property
+    def _guess(self) -> Tensor:
+        """(B, n) the zero of the scale of leakage: what an attacker answers without the update."""
+        public = public_picture(self.inputs)
+        return guess(self.inputs, public, diverse_samples(self.inputs, public))
 
     @property
     def _own_spread(self) -> Tensor:
         """Over the batch, entry by entry; that of all entries where one is the same everywhere."""
-        if not self.inputs.is_floating_point():
-            raise UnsumError(
-                "Inputs that are whole numbers cannot move up or down; give floats, or a language "
-                "model that reads them."
-            )
         rows = self.inputs.double()
         whole = rows.std(unbiased=False).clamp_min(1e-12)
         own = rows.std(0, unbiased=False) if len(rows) > 1 else torch.zeros_like(rows[0])
@@ -236,6 +236,10 @@ class Prover:
         found, bare = measured.samples, _bare(measured.samples, seen)
         # First, because they are few: a pair for each sample, where its components take tens.
         guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
+        if "present" in guesses and split_at_noise(defenses, size - 1)[1] != noise:
+            guesses["present"] = torch.ones_like(
+                guesses["present"]
+            )  # how loud it is shows who is there
         if not bare:
             effort, decided = self.effort, self.effort.decided
             ends = None if decided is None else _with_cap(decided, worst)
