@@ -221,6 +221,49 @@ def test_buffers_are_sent_without_noise() -> None:
     assert max(samples(model, batch(4), noise=50.0)) < 0.12
 
 
+def test_buffers_of_several_steps_are_refused_and_not_left_out() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(unsum.UnsumError, match="without its buffers"):
+        unsum.ceiling(model, batch(4), noise=50.0, buffers=True, epochs=3, learning_rate=0.1)
+
+
+def test_the_sign_of_a_zero_is_a_bit_like_any_other_where_there_is_no_noise() -> None:
+    """Whatever was pruned to 0 or to −0: an attacker that sees the bits sees which."""
+
+    def client(world: World) -> Played:
+        return Played({"w": 0.0 * world.inputs[:, 0]}, {"beside": torch.zeros(1)})
+
+    data = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    bare = unsum.ceiling(nn.Linear(2, 2), data, client=client, pairs=64)
+    assert (bare.samples.tolist(), bare.decided()) == ([1.0], "above")
+    hidden = unsum.ceiling(nn.Linear(2, 2), data, client=client, noise=1e-9, pairs=64)
+    assert float(hidden.samples[0]) < 0.12  # 0 and −0 with noise are one number
+
+    def beside(world: World) -> Played:
+        return Played({"w": torch.zeros(1)}, {"beside": 0.0 * world.inputs[:, 0]})
+
+    assert samples(nn.Linear(2, 2), data, client=beside, noise=9.0) == [1.0]
+
+
+def test_differences_whose_square_is_no_float_are_differences() -> None:
+    def client(world: World) -> Played:
+        return Played({"w": 1e-200 * world.inputs.double()})
+
+    data = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
+    assert samples(nn.Linear(2, 2), data, client=client) == [1.0]
+
+
+def test_noise_that_follows_from_the_number_of_samples_shows_who_is_missing() -> None:
+    """DP-SGD divides its noise by the batch: two worlds of another size have another noise, and many entries show it."""
+    how = {"presence": True, "pairs": 1}
+    dp = unsum.ceiling(linear(), batch(4), defenses=unsum.DPSGD(30.0, clip=0.1), **how)
+    assert dp.present is not None
+    assert dp.present.tolist() == [1.0] * 4
+    same = unsum.ceiling(linear(), batch(4), defenses=[unsum.DPSGD(0.0, clip=0.1), unsum.Noise(1.0)], **how)
+    assert same.present is not None
+    assert float(same.present.max()) < 0.6
+
+
 def test_a_clip_does_not_bound_what_is_sent_beside_the_update() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
     chain = [unsum.Clip(0.1), unsum.Noise(1.0)]

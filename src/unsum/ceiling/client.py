@@ -173,13 +173,12 @@ def separated(one: Played, other: Played, *, by_size: bool = False) -> Separatio
 
 
 def _same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """A zero with a sign is another one than without."""
+    """A zero with a sign is not one without, and NaN is taken not to be NaN."""
 
-    def bits(part: Tensor) -> Tensor:
-        return part.detach().flatten().contiguous().view(torch.uint8)
+    def same(a: Tensor, b: Tensor) -> bool:
+        return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
-    alike = one.keys() == other.keys() and all(one[n].shape == other[n].shape for n in one)
-    return alike and all(torch.equal(bits(one[n]), bits(other[n])) for n in one)
+    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
 
 
 def difference(one: Played, other: Played) -> dict[str, Tensor]:
