@@ -9,6 +9,7 @@ from typing import Protocol
 from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
 from unsum.ceiling.result import ASSUMED, Ceiling
+from unsum.ceiling.worst_case import DELTA
 from unsum.level import DEFAULT_LEVEL
 
 
@@ -71,7 +72,9 @@ def _worst(found: Ceiling) -> str:
         return ""
     return (
         f"For any data, the mechanism (clip, then noise) leaves at most {percent(found.worst.leakage)}: "
-        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}."
+        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}. That is ε = {found.worst.epsilon(DELTA):.3g} "
+        f"at δ = {DELTA:g}; whoever guesses right once in ten without the update does so in at most "
+        f"{percent(found.worst.success(0.1))} of cases with it."
     )
 
 
