@@ -17,7 +17,7 @@ import sys
 import time
 from statistics import median
 
-AUDIT = "import unsum; audit = unsum.audit({how}); print(audit.headline)"
+AUDIT = "import unsum; audit = unsum.audit({how}); print(audit)"
 DECISION = (
     "import unsum; found = unsum.ceiling('torchvision:resnet18', image_size=224, batch=8, noise={noise}, level=0.2); "
     "print(found.decided(0.2), found.pairs, len(found.distances.named), round(found.highest, 3), sep=', ')"

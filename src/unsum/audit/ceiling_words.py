@@ -167,7 +167,7 @@ def stands_at(point: Bounded) -> str:
     return f"the ceiling is {ceiling_of(point).replace('(mean)', 'on average')}"
 
 
-LUCK = "Labels that were named right are luck: nobody tells them from others much better than by a guess."
+LUCK = "Labels named right are luck: nobody tells one from its likeliest alternative much better than by a guess."
 
 
 def hides_labels(bound: Ceiling) -> bool:

@@ -65,8 +65,8 @@ def ceiling(
 ) -> Ceiling:
     """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
 
-    One component of a sample is as it is or two deviations further; the client trains in both worlds; the distance of the two
-    updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
+    One component of a sample is as it is or mirrored at what an attacker would answer without the update; the client trains in
+    both worlds; the distance of the two updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
     training itself, so that every model that can be trained can be bounded.
 
     Args:
@@ -76,7 +76,8 @@ def ceiling(
             nothing; without noise the ceiling is 1 unless both worlds send the same bits.
         train: the client's BatchNorm mode.
         spread: the standard deviation that an attacker gives an entry before it sees the update, a number
-            or a tensor like one sample. By default photos have a photo's spectrum, tables their columns'.
+            or a tensor like one sample: entries are two of them further then. By default each sample's own distance from
+            what an attacker would answer without the update, so that the result is in the unit of `audit.leakages`.
         time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
         level: draw until every sample is known to be below this level, or one of them not to be; at most 256
             pairs each.

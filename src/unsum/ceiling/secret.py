@@ -22,7 +22,7 @@ from unsum.ceiling.photos import coefficients, component, frequencies
 from unsum.data.table_schema import TableSchema
 from unsum.models.language import IGNORED
 
-STRATA = 4  # bands of equal variance, or quarters of a long text; a cycle of draws has one of each
+STRATA = 4  # bands of equal weight, or quarters of a long text; a cycle of draws has one of each
 WHOLE_TEXT = 32  # [tokens] a text of no more is gone through token by token
 
 
