@@ -66,8 +66,8 @@ def ceiling(
     """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
 
     One component of a sample is as it is or mirrored at what an attacker would answer without the update; the client trains in
-    both worlds; the distance of the two updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
-    training itself, so that every model that can be trained can be bounded.
+    both worlds; the distance of the two updates over the noise bounds every attacker. Nothing is differentiated or linearized
+    beyond the training itself, so that every model that can be trained can be bounded.
 
     Args:
         model, data: as `unsum.audit` takes them; (inputs, targets) of any shape with a module of your own.
@@ -113,6 +113,13 @@ def ceiling(
     """
     start = time.perf_counter()
     check(pairs, level, noise, time_limit)
+    chain = [defenses] if callable(defenses) or isinstance(defenses, str) else list(defenses)
+    if not all(callable(part) for part in chain):
+        raise UnsumError(f"Defenses are objects such as unsum.Noise(0.1), or a list of them, not {defenses!r}.")
+    if not isinstance(observer, Observer | None):
+        raise UnsumError(f'The observer is an unsum.Observer("aggregate", clients=10), say, not {observer!r}.')
+    if isinstance(data, tuple) and len(data) != 2:
+        raise UnsumError(f"Data are a pair, (inputs, targets), not a tuple of {len(data)}.")
     case = _case(model, data, batch, target, columns, weights, image_size, loss, seed)
     training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
     if case.text and (training is not None or buffers or loss is not None):
@@ -127,7 +134,6 @@ def ceiling(
         buffers=buffers,
         spread=spread,
     )
-    chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if noise:
         chain.append(Noise(noise))
     progress.say("Playing the client in two worlds")
