@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.audit.groups import ClientTraining, ClientSamples
+from unsum.audit.groups import ClientSamples, ClientTraining
 from unsum.audit.inputs import Inputs
 from unsum.audit.sweep import task
 from unsum.audit.sweep.bench import Bench, Point
