@@ -9,6 +9,7 @@ from typing import Protocol
 from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
 from unsum.ceiling.result import ASSUMED, Ceiling
+from unsum.ceiling.worst_case import DELTA
 from unsum.level import DEFAULT_LEVEL
 
 
@@ -75,7 +76,9 @@ def _worst(found: Ceiling) -> str:
         return ""
     return (
         f"For any data, the mechanism (clip, then noise) leaves at most {percent(found.worst.leakage)}: "
-        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}."
+        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}. That is ε = {found.worst.epsilon(DELTA):.3g} "
+        f"at δ = {DELTA:g}; whoever guesses right once in ten without the update does so in at most "
+        f"{percent(found.worst.success(0.1))} of cases with it."
     )
 
 
@@ -169,7 +172,7 @@ def stands_at(point: Bounded) -> str:
     return f"the ceiling is {ceiling_of(point).replace('(mean)', 'on average')}"
 
 
-LUCK = "Labels that were named right are luck: nobody tells them from others much better than by a guess."
+LUCK = "Labels named right are luck: nobody tells one from its likeliest alternative much better than by a guess."
 
 
 def hides_labels(bound: Ceiling) -> bool:
