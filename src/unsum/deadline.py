@@ -54,10 +54,10 @@ class Deadline:
     limited: bool = True  # whether anybody said how long, be it without end
 
     @property
-    def over(self) -> str:
+    def over(self) -> Note:
         """What cut the search short, and what that left out, as the beginning of a sentence."""
         why = "the search was interrupted" if self.stop.is_set() else "time was over"
-        return f"{why}; left untried: {', '.join(self.cut)}"
+        return Note(f"{why}; left untried: {', '.join(self.cut)}", Code.CUT_SHORT)
 
     @property
     def sentence(self) -> Note:
@@ -99,6 +99,17 @@ def interruptible() -> Iterator[Deadline]:
     outer = _CURRENT.get()
     with _within(replace(outer or Deadline(math.inf, limited=False), cut=[], armed=True), outer) as deadline:
         yield deadline
+
+
+@contextmanager
+def overtime(seconds: float) -> Iterator[None]:
+    """Give what costs next to nothing so many seconds, even where time is over. An interrupt ends it all the same."""
+    outer = _CURRENT.get()
+    if outer is None:
+        yield
+        return
+    with _within(replace(outer, end=max(outer.end, time.monotonic() + seconds), cut=[]), outer):
+        yield
 
 
 def out_of_time(untried: str, needed: float = 0.0) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from unsum.errors import NoHeadError, UnsumError
+from unsum.errors import NoHeadError, UnsumError, needed
 from unsum.gradients import in_eval_mode, inputs_of
 from unsum.network.flow import is_followed
 from unsum.network.kept import while_unchanged
@@ -58,6 +58,11 @@ class Head:
     sent_W: Tensor | None = None
     sent_b: Tensor | None = None  # (C,)
     check: OutputCheck = field(default_factory=OutputCheck)  # whether its output is the model's
+
+    @property
+    def of_bias(self) -> tuple[Tensor, Tensor]:
+        """(C,) the bias and its gradient, for methods that need both."""
+        return needed(self.b, "The head's bias"), needed(self.grad_b, "The gradient of the head's bias")
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
@@ -231,7 +236,8 @@ def _found_or_why_not(model: nn.Module) -> _HeadFound | NoHeadError:
 def _find_head(model: nn.Module) -> _HeadFound:
     name = "" if isinstance(model, nn.Linear) else _name_of_head(model)
     linear = model.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
+    if not isinstance(linear, nn.Linear):
+        raise NoHeadError(f"The head {name!r} is a {type(linear).__name__}; unsum needs an nn.Linear.")
     problem = departure(linear)
     if problem is not None:
         raise _no_head(model, f"{name or 'it'!r} {problem}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import is_hopeless
 from unsum.attack.training import doubt_training
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.head import Head
 from unsum.leak import LabelCounts, Leak
 from unsum.models.language import is_language_model
@@ -63,8 +63,7 @@ def sentence(counts: LabelCounts) -> str:
 
 def _too_many_steps(model: nn.Module, update: Update, options: AttackOptions) -> str:
     """How many local steps the layers of this model could have followed, in a sentence."""
-    training = update.training
-    assert training is not None
+    training = needed(update.training, "How the client trained")
     most = _most_visits(model, update, options)
     if most == 0:
         return "No layer of this model tells samples of several local steps apart."

@@ -12,15 +12,15 @@ from functools import partial
 import torch
 
 from unsum.attack.auto import RATIO, row
-from unsum.attack.case import Case, separate_by
-from unsum.attack.named import name_labels, rules_apply
-from unsum.attack.reach import UNEXPLAINED, blind_at_the_head, is_hopeless, most_samples
+from unsum.attack.case import Case
+from unsum.attack.named import name_labels, named_and_useless, rules_apply, separate_named
+from unsum.attack.reach import UNEXPLAINED, is_hopeless, most_samples
 from unsum.certify.claim import TRUSTED_ERROR
 from unsum.equation.observation import observe
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES
-from unsum.leak import Attempt, Leak
+from unsum.leak import Leak
 from unsum.models.language import is_tied
 from unsum.separate.crowded import suits_crowded
 from unsum.separate.method import relative_misfit
@@ -82,11 +82,7 @@ def _with_found_labels(case: Case) -> Leak | None:
     labels = LABEL_RULES[_CROWD_RULE](evidence)
     if not suits_crowded(case.head, Knowledge(labels=labels)):
         return None
-    told = replace(case.options, labels=labels, batch_size=None)
-    leak = separate_by("crowded", case.model, case.update, told, case.progress)
-    leak = replace(leak, knowledge=evidence.knowledge)
-    blind = blind_at_the_head(case.head, case.update, leak)
-    case.tried.append(Attempt(f"crowded, labels by {_CROWD_RULE}", leak, blind=blind))
+    leak = case.separate_with(labels, _CROWD_RULE, "crowded")
     return None if is_hopeless(leak) else leak
 
 
@@ -286,4 +282,12 @@ row(
     when="no answer is certain: every label rule that applies, for the labels alone",
     applies=rules_apply,
     adds=True,
+    brief=True,
 )(name_labels)
+row(
+    "exact, with labels of rules",
+    "exact",
+    160,
+    when="no answer is worth anything, and rules name labels: once more with these, by adaptive and fgla as well",
+    applies=named_and_useless,
+)(separate_named)

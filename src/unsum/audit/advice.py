@@ -12,6 +12,7 @@ from typing import Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
+from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
@@ -57,7 +58,6 @@ _OF_UPDATES = (
     "--fail-above",
     "--prove-below",
 )
-_STRENGTHS = "1e-5..1e-1"  # of noise, where none was applied
 _OF_ATTACKS = (
     "--attack",
     "--labels",
@@ -73,6 +73,7 @@ _OF_ATTACKS = (
 )
 _FIRST_NOISE = "0.1"  # where a language model was audited without any
 _LOUDER = 10.0  # times the noise that was too weak, where one strength is tried at a time
+_PATIENT = 600  # [s] for attacks that had too little. Chosen by: arbitrary budget
 _WIDER = 1e3  # times the noise that was too weak or too strong, to look for the strength that is enough
 
 
@@ -154,11 +155,11 @@ def _sweep_command(audit: AuditResult, *, weaker: bool = False) -> str:
     there was some."""
     own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
     low, high = (1 / _WIDER, 1.0) if weaker else (1.0, _WIDER)
-    strengths = f"{own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else _STRENGTHS
+    wanted = f"noise={own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else DEFAULT_RANGE
     if not audit.setting.command:
-        return f'unsum.sweep(model, data, over="noise={strengths}")'
+        return f'unsum.sweep(model, data, over="{wanted}")'
     how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
-    return again(audit.setting.command, f"--sweep noise={strengths}", **how, louder=bool(own))
+    return again(audit.setting.command, f"--sweep {wanted}", **how, louder=bool(own))
 
 
 def _gated(audit: AuditResult) -> Advice | None:
@@ -207,13 +208,18 @@ def _ceiling_command(audit: AuditResult) -> str:
     if not audit.setting.command:
         return f"unsum.ceiling(model, data, defenses={audit.setting.defenses}, level={DEFAULT_LEVEL:g})"
     how: dict[str, Any] = {"without": (*_OF_UPDATES, *_OF_ATTACKS)}
-    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit 600", **how)
+    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit {_PATIENT}", **how)
     return alone.replace("unsum audit", "unsum ceiling", 1)
 
 
 def _granted(audit: AuditResult) -> Advice | None:
     if code_of(audit.verdict.reason) is Code.NO_HEAD:
         return None  # whatever the batch
+    if code_of(audit.verdict.reason) is Code.CUT_SHORT:
+        text = "Give the attacks more time: what they left untried is named above."
+        if not audit.setting.command:
+            return Advice(text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))")
+        return Advice(text, again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)))
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")

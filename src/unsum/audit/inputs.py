@@ -140,7 +140,8 @@ class Inputs:
     def captured(self) -> tuple[LoadedModel, Update]:
         """The model with its name in reports, and the update under the model's names."""
         update = Received(update=Path(self.update)) if isinstance(self.update, str | Path) else self.update
-        assert update is not None
+        if update is None:
+            raise UnsumError("There is no update to attack; give one (update=), or simulate a client's.")
         if not isinstance(self.model, str):
             read = update if isinstance(update, Update) else update.read(self.model)
             return own_model(self.model, self.loading.weights, self.loading.image_size), read

@@ -19,12 +19,13 @@ from markupsafe import Markup, escape
 
 from unsum.audit import ceiling_words
 from unsum.audit.advice import advice
-from unsum.audit.gate import Gate, check_level
+from unsum.audit.gate import Gate, check_level, check_proof
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
 from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
+from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
 from unsum.cards import Card
@@ -170,7 +171,7 @@ class Audit(AuditResult):
         check_level(level)
         whole = SampleRow("the whole update", None, None, Shares(), None, None, None)  # silence is no evidence
         if prove_below is not None:
-            check_level(prove_below, "--prove-below")
+            check_proof(prove_below)
         why = self.verdict.reason or self.undecided or UNVOUCHED
         proof: dict[str, Any] = {"bound": self.bound, "prove_below": prove_below}
         headline = self.verdict.headline if self.verdict.level == "labels" else ""
@@ -304,6 +305,7 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(audit),
         "comparison": audit.comparison,
+        "strengths": DEFAULT_RANGE,
         "keep_under": DEFAULT_LEVEL,
         "assumed": ASSUMED,
         "meaning": BLURRED,

@@ -132,9 +132,9 @@ def audit_text(
     network, batch = inputs.loaded.model.to(options.device), inputs.batch
     progress.say("The client computes its update")
     torch.manual_seed(options.seed)
-    tokens, labels, mask, segments = (None if part is None else part.to(options.device) for part in inputs.step)
-    assert tokens is not None
-    assert labels is not None
+    step = inputs.step
+    tokens, labels = step.tokens.to(options.device), step.labels.to(options.device)
+    mask, segments = (None if part is None else part.to(options.device) for part in (step.mask, step.segments))
     update = capture_text(network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain)
     samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):

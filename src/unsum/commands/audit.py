@@ -153,7 +153,7 @@ def command(
         raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
     if not sweep and (keep_under is not None or utility_data is not None or no_utility):
         raise UnsumError(
-            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
+            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-3..10."
         )
     trained = captured.simulated() if received is None else {}
     shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence

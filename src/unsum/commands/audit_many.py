@@ -20,7 +20,7 @@ from rich.text import Text
 from unsum.commands import options
 from unsum.commands.stages import OUT, stages
 from unsum.deadline import interruptible
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 
 if TYPE_CHECKING:
     from unsum.audit.many import Findings
@@ -177,8 +177,7 @@ def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> Load
             return Inputs(named.model, update=update, loading=named.loading, seed=seed).captured()[0]
         except UnsumError as error:
             refused = refused or error
-    assert refused is not None
-    raise refused
+    raise needed(refused, "An update")
 
 
 def _show(findings: Findings, model: str) -> None:

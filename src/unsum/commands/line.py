@@ -32,7 +32,8 @@ app = typer.Typer(
 
 def _list(
     family: Annotated[
-        str | None, typer.Argument(help=f"Of this family, what each does and needs: {', '.join(FAMILIES)}.")
+        str | None,
+        typer.Argument(help=f"What each does and needs: of a method, or of a family ({', '.join(FAMILIES)})."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

@@ -54,3 +54,32 @@ def test_a_share_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch)
     broken = above.Record()
     above.try_case(genome(noise=0.2), broken)
     assert len(broken.above) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", above.NOISES)
+def test_the_oracle_stands_at_the_ceiling_under_every_noise(kind: str) -> None:
+    """Of labels, whose limit is no estimate: Laplace's alone is looser than what the best attacker has."""
+    record = above.Record()
+    above.try_case(genome(secret="label", kind=kind, noise=0.5, spread=None), record)
+    assert record.above == []
+    assert record.highest > (-8 if kind == "laplace" else -3)
+
+
+@pytest.mark.long
+def test_gradient_matching_answers() -> None:
+    for attacker in ("dlg", "gradinversion"):
+        record = above.Record()
+        chosen = {"attacker": attacker, "network": "relu", "noise": 0.01, "spread": None, "samples": 2}
+        above.try_case(genome(**chosen), record)
+        assert record.attackers == {attacker: 1}
+        assert record.above == []
+
+
+def test_searches_that_ran_side_by_side_are_one() -> None:
+    one = above.Record(3, 30, 2.0, attackers={"told": 3}, highest=0.5, seeds=[1], crashed=["x"], crashes=1)
+    other = above.Record(4, 40, 3.0, attackers={"told": 1, "dlg": 3}, highest=1.5, seeds=[2], refusals={"idlg": 2})
+    both = above.Record.merged([one, other])
+    assert (both.cases, both.games, both.seconds, both.crashes, both.highest) == (7, 70, 5.0, 1, 1.5)
+    assert (both.attackers, both.refusals, both.seeds) == ({"told": 4, "dlg": 3}, {"idlg": 2}, [1, 2])
+    assert both.sentence().startswith("7 cases of 0 kinds, 70 games, 2 attackers in 5 s: 0 above")

@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-import unsum
-from unsum_bench.scripts import greens
+from unsum_bench.scripts import greens, simple_attacks
 
 
 def test_a_search_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,22 +27,39 @@ def test_a_search_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Mon
     assert (len(asked), again[:4]) == (6, first)
     assert greens.search(6, 1, None) == again  # and as it would have gone without an end
     assert greens.told(again).startswith("6 audits: 6 passed")
+    assert greens.outcomes([tmp_path / "greens.json", tmp_path / "greens.json"]) == again * 2
+    assert greens.search(9, 1, tmp_path / "greens.json", minutes=0.0) == again
+
+
+def blind(result: str = "passed") -> Any:
+    """An audit that saw nothing."""
+    return SimpleNamespace(labels=None, occurred=[], gate=lambda _level: SimpleNamespace(result=result))
 
 
 def test_a_blind_audit_is_contradicted() -> None:
-    blind = SimpleNamespace(labels=None, occurred=[])
     case = greens.Case("mlp", 8, 4, 40, "", size_known=False, alike=False, seed=3)
     model, data = case.model(), case.data()
-    found = greens.contradictions(case, model, unsum.capture(model, *data), data, blind)
+    found = greens.contradictions(case, model, data, blind())
     assert found["ratio"] > 0.9
-    assert {"exact", "bias-sign", "row-sum", "row sums"} <= set(found)
+    assert found["exact"] > 0.99
+    labels = {f"labels by {rule}" for rule in ("exact", "bias-sign", "row-sum", "row sums", "template")}
+    assert labels | {"rows, labels by bias-sign", "fgla, labels by row sums"} <= set(found)
+    of_open = greens.contradictions(case, model, data, blind("undecided"))
+    assert of_open
+    assert all(name.startswith("labels by") for name in of_open)
     coded = replace(case, kind="embedded")
     model, data = coded.model(), coded.data()
-    found = greens.contradictions(coded, model, unsum.capture(model, *data), data, blind)
-    assert found["embedding rows"] == pytest.approx(1.0)
-    two = replace(case, kind="pooled", side=16, samples=2)
-    model, data = two.model(), two.data()
-    assert greens.by_matching(model, unsum.capture(model, *data), *data) > 0.5
+    assert greens.contradictions(coded, model, data, blind())["embedding rows"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("defense", "setting"), [("", "ig, masked"), ("sign", "rog")])
+def test_matching_draws_what_a_gate_must_not_pass(defense: str, setting: str) -> None:
+    case = greens.Case("pooled", 16, 2, 20, defense, size_known=False, alike=False, seed=5)
+    model, data = case.model(), case.data()
+    target = greens.Target(model, *data, classes=20, size_known=False, seed=5)
+    by_matching = simple_attacks.by_matching
+    assert by_matching(setting, target, greens.sent(case, model, data, 5)) > 0.5
+    assert by_matching(setting, target, greens.sent(replace(case, defense="noise:100"), model, data, 5)) < 0.2
 
 
 def test_noise_contradicts_nothing_and_passes() -> None:

@@ -12,7 +12,7 @@ from unsum.active import attack as read_layer
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import with_pictures
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.labels import LABEL_RULES, labels
 from unsum.leak import Leak
 from unsum.match import MATCHERS, match
@@ -40,8 +40,7 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
     family, name = cell.attack.family, cell.attack.name
     model, update = played.sent.model, played.sent.update
     if family == "server":
-        assert played.reader is not None
-        return read_layer(model, update, played.reader)
+        return read_layer(model, update, needed(played.reader, "The layer that the server put in"))
     if family == "labels":
         own = played.drawn.others if LABEL_RULES[name].needs.auxiliary else None
         return FoundLabels(labels(model, update, name, batch_size=played.count, auxiliary=own, seed=cell.seed))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.invert import Inverse
 from unsum.invert.layout import feature_layout
 from unsum.invert.method import load_inverse
@@ -38,8 +38,8 @@ class PictureScores:
     @torch.no_grad()
     def __call__(self, features: Tensor) -> Tensor:
         """(B, 3, h, w) in [0, 1]."""
-        assert self.decoder is not None
-        return torch.cat([self.decoder(part) for part in features.split(_AT_ONCE)]).clamp(0, 1)
+        decoder = needed(self.decoder, "The inverse")
+        return torch.cat([decoder(part) for part in features.split(_AT_ONCE)]).clamp(0, 1)
 
     def scores(self, features: Tensor, missing: Tensor, images: Tensor) -> dict[str, float]:
         """Mean PSNR, SSIM and LPIPS over the batch's pictures; nothing without an inverse."""

@@ -1,7 +1,8 @@
 """Can an attack be found that passes its ceiling? Evolution over small clients, rewarded for what an attacker names beyond it.
 
 python -m unsum_bench.scripts.above --minutes 15 --seed 1 --json above.json
-python -m unsum_bench.scripts.above --cases 200 --attackers told label-told
+python -m unsum_bench.scripts.above --cases 200 --attackers told descent
+python -m unsum_bench.scripts.above --merge above-*.json
 
 A case is a client (network, loss, batch, local training, defense, noise), a kind of secret and an attacker. The product bounds it
 (`unsum.ceiling.prove`); then the client plays the game that the bound is of: a secret is drawn, a coin decides between its two
@@ -9,7 +10,8 @@ values, the client sends one noisy update through the defenses themselves, and t
 
 - told: knows both noise-free updates, and everything else; likelihood ratio of what was sent, and its posterior mean
 - descent: gradient descent on the sample, from the truth between the two values
-- any attack of the registry, by the sample, features or labels that it answers with, whichever world they are nearer to
+- any attack of the registry, by the sample, features or labels that it answers with, whichever world they are nearer to; not
+  those for text, and not those that need a generator that was trained before
 
 A case above its ceiling by three standard errors is played again, twenty times as often, with fresh coins and noise; it counts
 where it is above by more than four and a half then. A run is resumed from its record (`--json`).
@@ -23,6 +25,7 @@ import math
 import random
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -41,6 +44,7 @@ from unsum.client.capture import capture
 from unsum.client.local import capture_local
 from unsum.deadline import time_limit
 from unsum.defend import Defense
+from unsum.defend.platforms import FlowerFixedClipping, FlowerLocalDP, NvflarePercentile
 from unsum.errors import UnsumError
 from unsum.gradients import in_eval_mode
 from unsum.labels import LABEL_RULES
@@ -56,8 +60,8 @@ SUSPECT, ABOVE, AGAIN = 3.0, 4.5, 20  # standard errors, standard errors, times 
 PAIRS, NOISES_EACH, FEW = 8, 10, 4  # pairs of worlds and updates of each; pairs where an attack takes long
 SECONDS = 1.0  # of one attack
 MATCHING = 30.0  # [s] of gradient matching, which is never cut short: on these networks its steps take less
-STEPS = {"dlg": 8, "idlg": 8}  # of L-BFGS, with 20 gradients each; other matchers take _STEPS_ELSE of Adam
-_STEPS_ELSE = 100
+STEPS = {"dlg": 2, "idlg": 2}  # of L-BFGS, with 20 gradients each; other matchers take _STEPS_ELSE of Adam
+_STEPS_ELSE = 40
 MATCHED = {entry.name for entry in MATCHERS} - OTHERS
 _LEAST = 0.3  # of a fair coin's deviation: few pairs that agree do not make an error vanish
 _TOLD = 0.75  # share of cases of the oracle
@@ -85,6 +89,14 @@ BEFORE: dict[str, Callable[[], list[Defense]]] = {
     "mixup": lambda: [unsum.Mixup(0.5)],
     "dp": lambda: [unsum.DPSGD(0.0, clip=0.5)],
     "drop head": lambda: [unsum.DropHead()],
+    "drop bias": lambda: [unsum.DropBias()],
+    "prune all": lambda: [unsum.PruneGlobal(0.6)],
+    "quantize": lambda: [unsum.Quantize(4)],
+    "qsgd": lambda: [unsum.QSGD(4)],
+    "bfloat16": lambda: [unsum.BFloat16()],
+    "flower": lambda: [FlowerFixedClipping(clipping_norm=0.4)],
+    "nvflare": lambda: [NvflarePercentile(percentile=30.0, gamma=0.05)],
+    "two": lambda: [unsum.Clip(0.5), unsum.Prune(0.3)],
 }
 AFTER: dict[str, Callable[[], list[Defense]]] = {
     "nothing": list,
@@ -92,8 +104,18 @@ AFTER: dict[str, Callable[[], list[Defense]]] = {
     "sign": lambda: [unsum.Sign()],
     "prune": lambda: [unsum.Prune(0.5)],
     "float16": lambda: [unsum.Float16()],
+    "quantize": lambda: [unsum.Quantize(6)],
+    "laplace": lambda: [unsum.Laplace(1e-3)],
 }
-NOISES: dict[str, Callable[[float], Defense]] = {"gaussian": unsum.Noise, "laplace": unsum.Laplace}
+CLIP = 0.5  # of DP-SGD and Flower's local one
+NOISES: dict[str, Callable[[float, int], Defense]] = {
+    "gaussian": lambda noise, _samples: unsum.Noise(noise),
+    "laplace": lambda noise, _samples: unsum.Laplace(noise),
+    "flower": lambda noise, _samples: FlowerLocalDP(
+        clipping_norm=CLIP, sensitivity=noise / math.sqrt(2 * math.log(1.25 / 1e-5))
+    ),
+    "dp": lambda noise, samples: unsum.DPSGD(noise * samples / CLIP, clip=CLIP),
+}
 TRAININGS = {
     "gradient": None,
     "two steps": LocalTraining(learning_rate=0.3, steps=2),
@@ -143,7 +165,12 @@ class Client:
         how: dict[str, Any] = {"training": TRAININGS[genome["training"]], "loss": loss, "seed": genome["seed"]}
         case = Simulation(model, inputs, targets, spread=genome["spread"], **how)
         noise = genome["noise"] * _typical(case, before)
-        return cls(genome, case, [*before, NOISES[genome["kind"]](noise), *AFTER[genome["after"]]()], before, noise)
+        chain = [*before, NOISES[genome["kind"]](noise, len(inputs)), *AFTER[genome["after"]]()]
+        if genome["kind"] == "flower":
+            before = [*before, unsum.Clip(CLIP)]
+        if genome["kind"] == "dp":
+            before = [unsum.DPSGD(0.0, clip=CLIP)]
+        return cls(genome, case, chain, before, noise)
 
     @property
     def secrets(self) -> list[Secret]:
@@ -180,6 +207,14 @@ class Client:
             local_steps=training.steps, epochs=training.epochs, momentum=training.momentum, **how,
         )  # fmt: skip
 
+    def _noisy(self, clean: Update, world: World) -> Update:
+        """What is sent, with noise that is drawn now; of DP-SGD the whole step, which draws nothing else."""
+        if self.genome["kind"] == "dp":
+            return capture(self.case.model, world.inputs, world.targets, loss=self.case.loss, defenses=self.chain)
+        for part in self.chain[len(BEFORE[self.genome["before"]]()) :]:
+            clean = part(clean)
+        return clean
+
     def games(self, pairs: int, seed: int) -> Iterator[Game]:
         """So many pairs of worlds, and of each some noisy updates."""
         draw, secrets = torch.Generator().manual_seed(seed), self.secrets
@@ -191,10 +226,7 @@ class Client:
             sent = []
             for coin in torch.randint(2, (NOISES_EACH,), generator=draw).tolist():
                 torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=draw)))
-                update = clean[coin]
-                for part in self.chain[len(self.before) :]:
-                    update = part(update)
-                sent.append((update, coin))
+                sent.append((self._noisy(clean[coin], pair[coin]), coin))
             yield Game(i, (pair.one, pair.other), clean, sent)
 
 
@@ -336,7 +368,7 @@ def _errors(over: Sequence[float], games: int) -> float:
 # Breeding.
 
 
-def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
+def fresh(chance: random.Random, attackers: Sequence[str], noises: Sequence[str] = tuple(NOISES)) -> Genome:
     others = [name for name in attackers if name != "told"]
     # The oracle is the strongest, and the quickest.
     attacker = "told" if "told" in attackers and (not others or chance.random() < _TOLD) else chance.choice(others)
@@ -345,13 +377,19 @@ def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
         secret = "sample"
     if attacker == "descent":
         secret = "sample"
+    kind = chance.choice([name for name in noises if attacker != "descent" or name in ("gaussian", "laplace")])
     before = chance.choice([name for name in BEFORE if attacker != "descent" or name == "nothing"])
-    training = "gradient" if before in ("dp", "soteria") or attacker == "descent" else chance.choice(list(TRAININGS))
-    networks = [name for name in NETWORKS if name != "batch norm" or (before != "dp" and training == "gradient")]
+    if kind == "dp":  # every sample by itself, and nothing is left out that noise is added to
+        before, secret = "nothing", "sample" if secret == "presence" else secret
+    private = "dp" in (before, kind)
+    one_step = private or before == "soteria" or attacker == "descent"
+    training = "gradient" if one_step else chance.choice(list(TRAININGS))
+    mixed = not private and training == "gradient"  # whether BatchNorm can be there
+    networks = [name for name in NETWORKS if mixed or name != "batch norm"]
     network = chance.choice(networks)
     if attacker in MATCHED:  # they are written for one gradient of cross-entropy, and some for features of a ReLU
         training, network = "gradient", chance.choice(("relu", "maxpool"))
-    plain = attacker == "descent" or attacker in MATCHED or before in ("mixup", "smooth", "dp")
+    plain = attacker == "descent" or attacker in MATCHED or private or before in ("mixup", "smooth")
     return {
         "attacker": attacker,
         "secret": secret,
@@ -360,11 +398,12 @@ def fresh(chance: random.Random, attackers: Sequence[str]) -> Genome:
         "training": training,
         "before": before,
         "after": "nothing" if attacker == "descent" else chance.choice(["nothing", *AFTER]),
-        "kind": chance.choice(list(NOISES)),
+        "kind": kind,
         "samples": 1 if attacker == "idlg" else _samples(network, chance),
         # What separates before it matches needs updates with hardly any noise.
         "noise": 10 ** (chance.uniform(-4.0, -1.0) if attacker.startswith("soft") else chance.uniform(-1.5, 1.0)),
-        "spread": 10 ** chance.uniform(-1.5, 0.5),
+        # Half of them mirrored at what anybody would answer, half with a deviation that is declared.
+        "spread": chance.choice((None, 10 ** chance.uniform(-1.5, 0.5))),
         "head": 10 ** chance.uniform(-0.5, 1.0),
         "seed": chance.randrange(2**30),
     }  # fmt: skip
@@ -377,7 +416,8 @@ def _samples(network: str, chance: random.Random) -> int:
 
 def child(parent: Genome, chance: random.Random) -> Genome:
     """A little further, with other data."""
-    changed = {name: parent[name] * 10 ** chance.gauss(0, _STEP) for name in ("noise", "spread", "head")}
+    scales = [name for name in ("noise", "spread", "head") if parent[name] is not None]
+    changed = {name: parent[name] * 10 ** chance.gauss(0, _STEP) for name in scales}
     samples = parent["samples"] if parent["attacker"] == "idlg" else _samples(parent["network"], chance)
     return parent | changed | {"seed": chance.randrange(2**30), "samples": samples}
 
@@ -401,6 +441,7 @@ class Record:
     seeds: list[int] = field(default_factory=list)
     crashes: int = 0
     crashed: list[str] = field(default_factory=list)  # the first of them
+    refusals: dict[str, int] = field(default_factory=dict)  # by attacker
 
     def sentence(self) -> str:
         return (
@@ -412,6 +453,22 @@ class Record:
     def table(self) -> str:
         rows = [f"| {name} | {count:,} |" for name, count in sorted(self.attackers.items(), key=lambda item: -item[1])]
         return "\n".join(["| attacker | cases |", "|---|---:|", *rows])
+
+    @classmethod
+    def merged(cls, records: Sequence[Record]) -> Record:
+        """Of searches that ran side by side; their seconds are those of all processes."""
+        whole = cls()
+        for one in records:
+            for name in ("cases", "games", "seconds", "suspects", "refused", "crashes"):
+                setattr(whole, name, getattr(whole, name) + getattr(one, name))
+            for name in ("above", "seeds", "crashed"):
+                getattr(whole, name).extend(getattr(one, name))
+            for name in ("attackers", "kinds", "refusals"):
+                counts = getattr(whole, name)
+                for key, count in getattr(one, name).items():
+                    counts[key] = counts.get(key, 0) + count
+            whole.highest = max(whole.highest, one.highest)
+        return whole
 
     def write(self, path: Path) -> None:
         part = path.with_name(path.name + ".part")
@@ -449,7 +506,7 @@ def try_case(genome: Genome, record: Record, *, pairs: int = PAIRS) -> None:
 
 def search(
     record: Record, seed: int, *, cases: float = math.inf, minutes: float = math.inf, attackers: Sequence[str] = (),
-    say: Callable[[Record], None] = lambda _record: None, pairs: int = PAIRS,
+    say: Callable[[Record], None] = lambda _record: None, pairs: int = PAIRS, noises: Sequence[str] = (),
 ) -> Record:  # fmt: skip
     chance, start, before, told_at = random.Random(f"{seed}-{record.cases}"), time.perf_counter(), record.seconds, 0.0
     attackers = attackers or names()
@@ -457,7 +514,7 @@ def search(
     done = 0
     while done < cases and time.perf_counter() - start < 60 * minutes:
         done += 1
-        genome = fresh(chance, attackers)
+        genome = fresh(chance, attackers, noises or tuple(NOISES))
         if record.best and chance.random() > _FRESH:
             two = chance.choices(list(record.best.values()), k=2)
             genome = child(max(two, key=lambda one: one[0])[1], chance)
@@ -465,9 +522,12 @@ def search(
             try_case(genome, record, pairs=pairs)
         except UnsumError:
             record.refused += 1
+            record.refusals[genome["attacker"]] = record.refusals.get(genome["attacker"], 0) + 1
         except Exception as error:  # an attack that crashes on a small network is a finding of another kind
             record.crashes += 1
-            record.crashed = [*record.crashed, f"{type(error).__name__}: {error} in {genome}"][:20]
+            frames = traceback.extract_tb(error.__traceback__)[:-5:-1]
+            where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+            record.crashed = [*record.crashed, f"{type(error).__name__}: {error} at {where} in {genome}"][:20]
         record.seconds = before + time.perf_counter() - start
         if record.seconds - told_at > 10:
             told_at = record.seconds
@@ -481,9 +541,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--attackers", nargs="*", default=(), choices=names(), metavar="NAME")
+    parser.add_argument("--noises", nargs="*", default=(), choices=NOISES, metavar="NOISE", help=", ".join(NOISES))
+    parser.add_argument(
+        "--merge", nargs="*", type=Path, help="records of searches that ran side by side, in one summary"
+    )
     parser.add_argument("--json", type=Path, help="the record; where it exists, the search goes on from it")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.merge:
+        whole = Record.merged([Record.read(path) for path in options.merge])
+        print(whole.table(), "refused: " + ", ".join(f"{n} {c}" for n, c in sorted(whole.refusals.items())), sep="\n\n")
+        print(*whole.crashed, *map(str, whole.above), sep="\n")
+        print(whole.sentence())
+        return
     record = Record.read(options.json) if options.json and options.json.exists() else Record()
 
     def say(record: Record) -> None:
@@ -493,7 +563,15 @@ def main() -> None:
 
     cases = options.cases or (math.inf if math.isfinite(options.minutes) else 1000)
     with suppress(KeyboardInterrupt):
-        search(record, options.seed, cases=cases, minutes=options.minutes, attackers=options.attackers, say=say)
+        search(
+            record,
+            options.seed,
+            cases=cases,
+            minutes=options.minutes,
+            attackers=options.attackers,
+            noises=options.noises,
+            say=say,
+        )
     if options.json:
         record.write(options.json)
     print(record.sentence())

@@ -68,19 +68,14 @@ class Network:
 
     def over(self, distances: Distances) -> Row:
         """Mean and upper limit over the noises, and the noise from which less than the level is proven."""
-        found, discrete = distances.found[0], distances.secrets[0].discrete
+        found = distances.found[0]
         limits = [limits_of(distances, AddedNoise("gaussian", sigma))[0].upper for sigma in SIGMAS]
-        means = [float(np.mean([_share(one, sigma, discrete) for one in found])) for sigma in SIGMAS]
+        means = [float(np.mean([one.share(AddedNoise("gaussian", sigma)) for one in found])) for sigma in SIGMAS]
         return {"mean": means, "limit": limits, "proven": proven(distances)}
 
     def _label(self, distances: Distances) -> list[float]:
         labels = self.case.labels()
         return [] if labels is None else chances(distances.client, self.case.world, labels[0])
-
-
-def _share(one: Separation, sigma: float, discrete: bool) -> float:
-    noise = AddedNoise("gaussian", sigma)
-    return 2 * one.guess(noise) - 1 if discrete else one.known(noise)
 
 
 def proven(distances: Distances) -> float:
@@ -161,17 +156,17 @@ def of_lenet(options: argparse.Namespace) -> list[Row]:
 def of_default(_options: argparse.Namespace) -> list[Row]:
     loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
-    return Network("default", Simulation(loaded.model, batch.images, batch.targets), 32).rows(ONE_STEP)
+    return Network("default", Simulation(loaded.model, batch.images, batch.targets), 64).rows(ONE_STEP)
 
 
 def of_resnet(options: argparse.Namespace) -> list[Row]:
     images, targets = photos(options.photos, 8)
     model = load_model("torchvision:resnet18", classes=10, size=32).model
     task = tiles()
-    network = Network("ResNet-18 at 32², untrained", Simulation(model, images, targets % 10), 16)
+    network = Network("ResNet-18 at 32², untrained", Simulation(model, images, targets % 10), 64)
     rows = network.rows(ONE_STEP)
     known = a_little(model, task[0], task[1] % 10, steps=20)
-    return rows + Network("ResNet-18 at 32², trained a little", Simulation(known, images, targets % 10), 16).rows(
+    return rows + Network("ResNet-18 at 32², trained a little", Simulation(known, images, targets % 10), 64).rows(
         ONE_STEP
     )
 
@@ -215,17 +210,20 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
 
 
 def of_found(_options: argparse.Namespace) -> list[Row]:
-    """The default audit under noise, and the accuracy of the sweep's small task under the same."""
+    """The default audit under noise, its ceilings, and the accuracy of the sweep's small task under the same."""
     loaded = load_model("default", classes=CLASSES)
+    bound = unsum.ceiling(noise=1.0, pairs=64, time_limit=math.inf)  # of the same eight photos
     batch = embedded_batch(8, image_size=loaded.image_size)
     task = photo_tiles()
     scale = scale_to(task, capture(loaded.model, batch.images, batch.targets))
     rows: list[Row] = []
-    for sigma in (1e-3, 0.03, 0.09, 0.3, 1.0, 10.0):
-        audit = unsum.audit(defenses=unsum.Noise(sigma), seed=0)
+    for sigma in (1e-3, 0.03, 0.09, 0.3, 1.0, 3.0, 10.0):
+        audit = unsum.audit(defenses=unsum.Noise(sigma), seed=0, ceiling=False)
+        limits = bound.under(AddedNoise("gaussian", sigma))
         right = sum(score.label_correct == 1 for score in audit.samples)
         accuracy = train(task, [unsum.Noise(sigma)], scale=scale).mean
         found = {"found": max(audit.leakages), "mean": float(np.mean(audit.leakages)), "labels": int(right)}
+        found |= {"ceiling": limits.highest, "ceiling_mean": limits.mean}
         rows.append({"sigma": sigma, "accuracy": accuracy} | found)
     return rows
 
@@ -319,10 +317,14 @@ def chances_table(rows: list[Row]) -> str:
 
 
 def found_table(rows: list[Row]) -> str:
-    lines = ["| σ | found, most | found, mean | labels | accuracy |", "|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| σ | found, most | ceiling, most | found, mean | ceilings, mean | labels | accuracy |",
+        "|--:|" + 6 * "--:|",
+    ]
     for row in rows:
         lines.append(
-            f"| {row['sigma']:g} | {percent(row['found'])} | {percent(row['mean'])} | {row['labels']} of 8 "
+            f"| {row['sigma']:g} | {percent(row['found'])} | ≤ {percent(row['ceiling'])} | {percent(row['mean'])} "
+            f"| ≤ {percent(row['ceiling_mean'])} | {row['labels']} of 8 "
             f"| {percent(row['accuracy'])} |"
         )
     return "\n".join(lines)
@@ -345,7 +347,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--photos", type=Path)
-    parser.add_argument("--large", type=int, default=32, help="pairs of worlds at 224²")
+    parser.add_argument("--large", type=int, default=64, help="pairs of worlds at 224²")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     record: dict[str, list[Row]] = (

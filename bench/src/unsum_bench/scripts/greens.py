@@ -1,26 +1,31 @@
-"""Does a gate ever pass where a simple attack reads what it calls safe? Audits bred for a green, and held against five attacks.
+"""Does a gate ever pass where a simple attack reads what it calls safe? Audits bred for a green, and held against simple attacks.
 
     python -m unsum_bench.scripts.greens --tries 500 --json greens.json     # goes on where the file ends
+    python -m unsum_bench.scripts.greens --minutes 8 --seed 3 --json greens-3.json
+    python -m unsum_bench.scripts.greens --read greens-*.json               # several files, counted together
 
-Small networks (a perceptron, LeNet, one that pools, embeddings over two columns) at 8² and 16², one to sixteen samples, every
-kind of defense, the batch size granted or not. Half of the cases are children of those that passed with the largest leakage:
-greens are likeliest to be wrong beside the level. A green is a gate at 20 % that passes; it is
-contradicted when, in four draws of the noise,
+Small networks (a perceptron, LeNet, one that pools, one like MobileNet, embeddings over two columns) at 8² and 16², one to
+sixteen samples, every kind of defense, the batch size granted or not. Half of the cases are children of those that passed with
+the largest leakage: greens are likeliest to be wrong beside the level. A green is a gate at 20 % that passes; an audit whose gate
+is undecided is held against the attacks on labels and rows alone. Either is contradicted when, in four draws of the noise,
 
 - a row of a dense layer over its bias (∇W_i / ∇b_i) is nine tenths of a sample;
-- a label rule, with what the audit was granted, reads labels, and the verdict does not tell;
-- the lowest row sums of the last layer do so;
-- the rows of an embedding that are not zero name what occurred, and the verdict does not tell; or
-- matching at 16², of one or two samples whose labels are granted, draws half of a picture.
+- a label rule, the lowest row sums, or a matched filter of the rows of ∇W with the mean feature of public photos reads labels
+  that the report does not count as given away;
+- a separator by itself, or with the labels of any rule, or the rows of these labels, read 30 % of a sample's features;
+- the rows of an embedding that are not zero, or stand out, name what occurred, and the report does not; or
+- matching at 16², in one of three settings with the labels granted, draws half of a picture.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,23 +35,19 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.audit import Audit
-from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE
+from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.data import embedded_batch
 from unsum.defend import parse_defense
 from unsum.errors import UnsumError
-from unsum.gradients import inputs_of
-from unsum.labels import LABEL_RULES
-from unsum.match import match
-from unsum.score.labels import LabelsRead
-from unsum.score.pictures import picture_cosine
+from unsum_bench.scripts import simple_attacks
+from unsum_bench.scripts.simple_attacks import Target
 
 DEFENSES = (
     "", "clip:0.1", "prune:0.5", "prune:0.9", "prune:0.99", "sign", "noise:1e-4", "noise:1e-3",
     "noise:1e-2", "noise:0.1", "noise:1", "laplace:1e-3", "soteria:0.4", "soteria:0.8", "qsgd:4", "quantize:2", "quantize:4",
     "float16", "bfloat16", "drop-bias", "drop-head", "prune-global:0.9", "smooth:0.1", "clip-layers:0.1",
 )  # fmt: skip
-KINDS = ("mlp", "lenet", "lenet relu", "pooled", "embedded")
-STEPS, HALF = 400, 0.5  # of matching, and the share of a picture that contradicts a green
+KINDS = ("mlp", "lenet", "lenet relu", "pooled", "mobile", "embedded")
 DRAWS = 4  # of a defense's noise, in all of which an attack must read what contradicts a green
 COLUMNS = (30, 200)  # values of the two columns
 
@@ -123,11 +124,19 @@ def _pooled(case: Case) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, case.classes))
 
 
+def _mobile(case: Case) -> nn.Module:
+    """Normalized maps, features that may be negative, and dropout."""
+    layers = [nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.Hardswish(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    head = [nn.Linear(128, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, case.classes)]
+    return nn.Sequential(*layers, *head)
+
+
 _MODELS = {
     "mlp": _mlp,
     "lenet": lambda case: _lenet(case, nn.Sigmoid),
     "lenet relu": lambda case: _lenet(case, nn.ReLU),
     "pooled": _pooled,
+    "mobile": _mobile,
     "embedded": Embedded,
 }
 
@@ -154,110 +163,47 @@ def tried(case: Case) -> Outcome:
     model, (x, y) = case.model(), case.data()
     defenses = [parse_defense(case.defense)] if case.defense else []
     try:
-        audit = unsum.audit(model, (x, y), defenses=defenses, batch_size_known=case.size_known, seed=case.seed)
+        attacker = unsum.Attacker(batch_size_known=case.size_known)
+        audit = unsum.audit(model, (x, y), defenses=defenses, attacker=attacker, seed=case.seed)
     except UnsumError:
         return outcome
     outcome.gate, outcome.level = audit.gate(DEFAULT_LEVEL).result, audit.verdict.level
     outcome.worst = max((value for value in audit.leakages if value == value), default=0.0)
-    if outcome.green:
-        for draw in range(case.seed, case.seed + DRAWS):  # of a defense's noise: luck does not last
-            torch.manual_seed(draw)
-            update = unsum.capture(model, x, y, defenses=defenses)
-            read = contradictions(case, model, update, (x, y), audit)
-            both = outcome.contradicted.keys() & read.keys() if draw != case.seed else read.keys()
-            outcome.contradicted = {name: read[name] for name in sorted(both)}
-            if not read:
-                break
+    if outcome.gate != "failed":
+        outcome.contradicted = contradictions(case, model, (x, y), audit)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
 
-def contradictions(
-    case: Case, model: nn.Module, update: unsum.Update, data: tuple[Tensor, Tensor], audit: Audit
-) -> dict[str, float]:
-    """What simple attacks read of a green: attack → share."""
-    (x, y), found = data, dict[str, float]()
-    if (share := by_ratio(model, update, x)) >= WHOLE:
-        found["ratio"] = share
-    if audit.labels is None or not audit.labels.given_away:
-        found |= by_labels(case, model, update, y)
-    if not any(named.given_away for named in audit.occurred) and (share := by_embeddings(model, update, x)) > HALF:
-        found["embedding rows"] = share
-    if x.ndim == 4 and case.side == 16 and case.samples <= 2 and (share := by_matching(model, update, x, y)) >= HALF:
-        found["matching"] = share
+def contradictions(case: Case, model: nn.Module, data: tuple[Tensor, Tensor], audit: Audit) -> dict[str, float]:
+    """What simple attacks read of a client that the report calls safe, in every draw of its noise: attack → share."""
+    target = Target(model, *data, classes=case.classes, size_known=case.size_known, seed=case.seed)
+    updates = [sent(case, model, data, draw) for draw in range(case.seed, case.seed + DRAWS)]
+    found = dict[str, float]()
+    for attack in simple_attacks.attacks(target, audit, samples=audit.gate(DEFAULT_LEVEL).result == "passed"):
+        least = 1.0
+        for update in updates:  # luck does not last
+            least = min(least, attack.read(target, update))
+            if least < attack.least:
+                break
+        else:
+            found[attack.name] = round(least, 3)
     return found
 
 
-def by_ratio(model: nn.Module, update: unsum.Update, x: Tensor) -> float:
-    """The largest share of a sample in one row over its bias, of the dense layers that read it."""
-    most = 0.0
-    for name, layer in model.named_modules():
-        grad_W, grad_b = (update.gradients.get(f"{name}.{part}") for part in ("weight", "bias"))
-        if not isinstance(layer, nn.Linear) or grad_W is None or grad_b is None:
-            continue
-        with inputs_of(layer) as seen, torch.no_grad():
-            model(x)
-        true = seen[-1].flatten(1).double()
-        rows = grad_W.double() / grad_b.double()[:, None]
-        rows = rows[rows.isfinite().all(1)]
-        others = true.mean(0) if len(true) > 1 else torch.zeros_like(true[0])
-        for sample in true:
-            typical = float((others - sample).square().sum())
-            if len(rows) and typical > 1e-6 * float(sample.square().sum()):
-                most = max(most, 1 - float((rows - sample).square().sum(1).min()) / typical)
-    return most
+def sent(case: Case, model: nn.Module, data: tuple[Tensor, Tensor], draw: int) -> unsum.Update:
+    """The first is the one that was audited."""
+    torch.manual_seed(draw)
+    defenses = [parse_defense(case.defense)] if case.defense else []
+    return unsum.capture(model, *data, defenses=defenses)
 
 
-def by_labels(case: Case, model: nn.Module, update: unsum.Update, y: Tensor) -> dict[str, float]:
-    """Label rules, with the batch size where it is granted, and the lowest row sums."""
-    true, size = nn.functional.one_hot(y, case.classes).double(), len(y) if case.size_known else None
-    answers = dict[str, Tensor]()
-    for entry in LABEL_RULES:
-        try:
-            answers[entry.name] = unsum.labels(model, update, entry.name, batch_size=size, seed=case.seed)
-        except UnsumError:
-            continue
-    name = next((n for n, layer in reversed(list(model.named_modules())) if isinstance(layer, nn.Linear)), "")
-    if f"{name}.weight" in update.gradients:
-        sums = update.gradients[f"{name}.weight"].double().sum(1)
-        answers["row sums"] = (sums < 0).nonzero()[:, 0] if size is None else sums.argsort()[:size]
-    read = {
-        rule: LabelsRead.of(nn.functional.one_hot(found, case.classes).double(), true)
-        for rule, found in answers.items()
-    }
-    return {rule: one.share for rule, one in read.items() if one.given_away}
-
-
-def by_embeddings(model: nn.Module, update: unsum.Update, x: Tensor) -> float:
-    """The largest share of an embedding's rows in question that those which are not zero tell, beyond a guess."""
-    most = 0.0
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Embedding):
-            with inputs_of(layer) as seen, torch.no_grad():
-                model(x)
-            true = set(seen[-1].flatten().tolist())
-            rows = set(update.gradients[f"{name}.weight"].any(1).nonzero()[:, 0].tolist())
-            guess = len(true) / layer.num_embeddings
-            most = max(most, (len(rows & true) - guess * len(rows)) / max(len(true) * (1 - guess), 1e-9))
-    return most
-
-
-def by_matching(model: nn.Module, update: unsum.Update, x: Tensor, y: Tensor) -> float:
-    """The largest share of a picture, up to its tone, with the labels granted."""
-    try:
-        leak = match(model, update, "ig", labels=y, image_size=tuple(x.shape[1:]), steps=STEPS, masked=True)
-    except UnsumError:
-        return 0.0
-    assert leak.images is not None
-    cosines = [picture_cosine(found, true) for found in leak.images for true in x]
-    return max((cosine * abs(cosine) for cosine in cosines if cosine == cosine), default=0.0)
-
-
-def search(tries: int, seed: int, file: Path | None) -> list[Outcome]:
+def search(tries: int, seed: int, file: Path | None, minutes: float = math.inf) -> list[Outcome]:
     """So many audits in all, those in `file` among them; each is written there as soon as it is done."""
-    lines = file.read_text().splitlines() if file is not None and file.exists() else []
-    done = [Outcome(**json.loads(line)) for line in lines]
+    done, until = outcomes([file] if file is not None and file.exists() else []), time.monotonic() + 60 * minutes
     for number in range(len(done), tries):
+        if time.monotonic() > until:
+            break
         chance = random.Random(f"{seed} {number}")
         kind = chance.choice(KINDS)  # greens of one kind of model would leave no room for the others
         near = sorted((one for one in done if one.green and one.case["kind"] == kind), key=lambda one: -one.worst)[:8]
@@ -270,17 +216,23 @@ def search(tries: int, seed: int, file: Path | None) -> list[Outcome]:
     return done
 
 
+def outcomes(files: Sequence[Path]) -> list[Outcome]:
+    return [Outcome(**json.loads(line)) for file in files for line in file.read_text().splitlines()]
+
+
 def told(done: list[Outcome]) -> str:
-    """Counts, and every green that was contradicted."""
+    """Counts, and every report that was contradicted."""
     greens = [one for one in done if one.green]
-    wrong = [one for one in greens if one.contradicted]
+    wrong = [one for one in done if one.contradicted]
     gates = Counter(one.gate or "refused" for one in done)
     attacks = Counter(name for one in wrong for name in one.contradicted)
     lines = [
         f"{len(done)} audits: " + ", ".join(f"{count} {gate}" for gate, count in gates.most_common()),
         f"Levels of the {len(greens)} greens: {dict(Counter(one.level for one in greens))}",
-        f"Greens that a simple attack contradicts: {len(wrong)} {dict(attacks) if wrong else ''}".rstrip(),
-        *(f"  {one.case} {one.contradicted}" for one in wrong),
+        f"Greens that a simple attack contradicts: {sum(one.green for one in wrong)}",
+        f"Undecided reports that leave out what a simple attack reads: {sum(not one.green for one in wrong)}",
+        *([f"By attack: {dict(attacks)}"] if wrong else []),
+        *(f"  {one.level} {one.case} {one.contradicted}" for one in wrong),
     ]
     return "\n".join(lines)
 
@@ -288,8 +240,10 @@ def told(done: list[Outcome]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=500)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--read", type=Path, nargs="+", help="count what these files hold, and play nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(told(search(given.tries, given.seed, given.json)))
+    print(told(outcomes(given.read) if given.read else search(given.tries, given.seed, given.json, given.minutes)))

@@ -1,4 +1,4 @@
-"""Which strengths of a defense to try, from what the user wrote: `noise=1e-5..1e-1/6`, `clip=4,1,0.25` or `sign`; and every one
+"""Which strengths of a defense to try, from what the user wrote: `noise=1e-3..10/6`, `clip=4,1,0.25` or `sign`; and every one
 of them tried: the same batch, the same attack, the same training; only the defense changes."""
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from unsum.audit.provenance import Privacy, Provenance, fingerprint, samples_of
 from unsum.audit.result import Setting
 from unsum.audit.sweep.bench import Bench, Point, SampleLeak, shown
 from unsum.audit.sweep.report import Sweep
-from unsum.audit.sweep.result import Curve
+from unsum.audit.sweep.result import DEFAULT_RANGE, Curve
 from unsum.audit.sweep.task import Accuracy, describe, photo_tiles, pictures_from_file
 from unsum.audit.text import is_text
 from unsum.client.step import ordered
 from unsum.data.table_file import is_table
-from unsum.defend import DEFENSES, Defense
+from unsum.defend import DEFENSES, Defense, Noise
 from unsum.defend.defense import Axis, Switch, has_strength
 from unsum.errors import UnsumError
 from unsum.files.report_folder import UNFINISHED
@@ -42,6 +42,8 @@ from unsum.watching import shown_in_notebooks
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
 MOST_STEPS = 24  # strengths of one defense: a budget
+_STRONGER = math.sqrt(10)  # times a noise that is not proven, to look for one that is
+_REACH = 8  # times at most: ten thousand times the strongest that was asked for. Chosen by: arbitrary budget
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Strengths:
     name: str
     axis: Axis | None
     defenses: list[Defense]
+    ranged: bool = False  # from one end to the other, instead of one by one
 
 
 def plan(text: str) -> Strengths:
@@ -76,7 +79,7 @@ def plan(text: str) -> Strengths:
     if len(strengths) > MOST_STEPS:
         raise UnsumError(f"The sweep {text!r} has {len(strengths)} strengths; try at most {MOST_STEPS} at a time.")
     weakest_first = sorted(set(strengths), reverse=not kind.axis.rising)
-    return Strengths(name, kind.axis, [kind(strength) for strength in weakest_first])
+    return Strengths(name, kind.axis, [kind(strength) for strength in weakest_first], ranged=".." in wanted)
 
 
 def _range(text: str, name: str, wanted: str, axis: Axis) -> list[float]:
@@ -138,7 +141,7 @@ def sweep(
     client: ClientTraining = ClientTraining(),
     attacker: Attacker = Attacker(),
     limits: AuditLimits = AuditLimits(),
-    over: str | Iterable[str] = "noise=1e-5..1e-1",
+    over: str | Iterable[str] = DEFAULT_RANGE,
     keep_under: float = DEFAULT_LEVEL,
     defenses: Defense | Iterable[Defense] = (),
     utility: bool = True,
@@ -153,7 +156,7 @@ def sweep(
 
     Args:
         over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defense that is on or off;
-            one or several.
+            one or several. A range of noise of which no strength is proven gets one more: the first beyond it that is.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
             with a guess that needs no update (see `unsum.score.reference`).
         defenses: applied before the varied one, in order, at every strength.
@@ -201,7 +204,7 @@ def sweep(
     done, total = itertools.count(1), 1 + bool(before) + sum(len(p.defenses) for p in plans)
 
     def counted(point: Point) -> Point:
-        progress.part(next(done), total)
+        progress.part(min(next(done), total), total)  # a strength may be added
         return point
 
     weights_sent = fingerprint(network.state_dict())
@@ -228,10 +231,13 @@ def sweep(
     references = [replace(references[0], **bounds.figures([]))]
     if before:
         references.append(bounded(before))
-    curves = [
-        Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
-        for p in plans
-    ]
+    curves = list[Curve]()
+    for p in plans:
+        curve = Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
+        proof = _proof(p, curve, before, bounds) if p.ranged else None
+        if proof is not None:
+            curve = replace(curve, points=[*curve.points, bounded([*before, proof], proof.strength)], added=True)
+        curves.append(curve)
     how: dict[str, Any] = {"train": client.train, "defenses": shown(before), "command": command, "training": training}
     setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), provenance=made, **how)
     return Sweep(
@@ -244,6 +250,20 @@ def sweep(
         truth.titles,
         time.perf_counter() - start,
     )
+
+
+def _proof(tried: Strengths, curve: Curve, before: list[Defense], bounds: Bounds) -> Noise | None:
+    """The first noise beyond what was tried that is proven, where none of that is: distances are measured already."""
+    strongest = tried.defenses[-1]
+    if not isinstance(strongest, Noise) or curve.proven(bounds.level) is not None:
+        return None
+    for place in range(1, _REACH + 1):
+        noise = Noise(float(f"{strongest.strength * _STRONGER**place:.2g}"))
+        bounds.seconds = LIMIT
+        ceiling = bounds.figures([*before, noise])["ceiling"]
+        if math.isnan(ceiling) or ceiling < bounds.level:
+            return None if math.isnan(ceiling) else noise
+    return None
 
 
 def _check_setting(client: ClientTraining, attacker: Attacker) -> None:
@@ -259,7 +279,7 @@ def _check_setting(client: ClientTraining, attacker: Attacker) -> None:
 def _check(plans: list[Strengths], before: list[Defense]) -> None:
     """Refuse what could only fail later: nothing to try, too much, or an order that no client can keep."""
     if not plans:
-        raise UnsumError("There is nothing to sweep over; write, for example, 'noise=1e-5..1e-1'.")
+        raise UnsumError(f"There is nothing to sweep over; write, for example, {DEFAULT_RANGE!r}.")
     total = sum(len(p.defenses) for p in plans)
     if total > _MOST_POINTS:
         raise UnsumError(f"{total} strengths are too many for one page; try at most {_MOST_POINTS} together.")
