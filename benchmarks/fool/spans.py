@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import objectives
 import torch
 from common import FALSE_CLAIM, TRACE, WRONG_TARGET, Genome, TooLongError, Try, deadline, false_count, relative_weights
 from torch import Tensor, nn
@@ -78,6 +79,7 @@ def kind(genome: Genome) -> str:
         "steps",
         "training",
         "weights are",
+        "objective",
         "repeats",
     )
     return ", ".join(f"{name} {genome[name]}" for name in named)
@@ -120,7 +122,8 @@ def _loss(genome: Genome, logits: Tensor, Y: Tensor) -> Tensor:
     if genome["loss"] == "mse":
         return nn.functional.mse_loss(logits, Y, reduction="none").mean(1).sum()
     heat = 10 ** genome["heat"] if genome["loss"] == "temperature" else 1.0
-    each = -(Y * (logits / heat).log_softmax(1)).sum(1)
+    odd, strength = genome.get("objective", "plain"), 10 ** genome.get("strength", 0)
+    each = objectives.losses(odd, strength, logits / heat, Y)
     weights = 1 + torch.arange(Y.shape[1]) % 3 if genome["loss"] == "weighted" else torch.ones(Y.shape[1])
     each = each * weights.to(Y)[Y.argmax(1)]
     return (each * relative_weights(genome.get("weights are", "alike"), Y.argmax(1), genome["seed"]).to(Y)).sum()
@@ -170,10 +173,11 @@ def _change(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum
 def _update(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Update:
     """What the client sends, rounded and noised as `peel` does it."""
     total = _loss(genome, model(x), Y) / (len(x) if genome["reduction"] == "mean" else 1)
-    gradients = torch.autograd.grad(total, list(model.parameters()))
-    update = unsum.Update(
-        dict(zip(dict(model.named_parameters()), gradients, strict=True)), reduction=genome["reduction"]
+    gradients = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(total, list(model.parameters())), strict=True)
     )
+    odd, strength = genome.get("objective", "plain"), 10 ** genome.get("strength", 0)
+    update = unsum.Update(objectives.changed(odd, strength, gradients, model), reduction=genome["reduction"])
     return peel.sent(genome, update)
 
 

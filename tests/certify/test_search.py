@@ -59,7 +59,11 @@ def attempt(fool: ModuleType) -> ModuleType:
         *long(
             ("losses", 30),
             ("pixels", 8),
-            *((path, 15) for path in ("head", "rounds", "steps", "text", "peel", "spans", "maps", "tokens")),
+            ("networks", 60),
+            *(
+                (path, 15)
+                for path in ("head", "rounds", "steps", "text", "peel", "spans", "maps", "bottlenecks", "tokens")
+            ),
         ),
     ],
 )
@@ -68,7 +72,7 @@ def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, path: str, trie
     assert record.tries == tries
     assert record.claimed >= 1  # a search without claims would show nothing
     assert record.crashed == []
-    assert record.fooled_features == record.fooled_labels == []
+    assert record.fooled_features == record.fooled_labels == record.fooled_counts == []
 
 
 # Found by the search, each with what gave it away since.
@@ -568,12 +572,51 @@ def test_records_add_up(fool: ModuleType) -> None:
 
 def test_two_processes_stop_by_themselves_and_their_records_are_one(fool: ModuleType, tmp_path: Path) -> None:
     options = Namespace(
-        paths=["rounds", "losses"], processes=2, tries=6, minutes=1.0, deadline=0.3, seed=5, json=tmp_path / "both.json"
-    )
+        paths=["rounds", "losses"], processes=2, share=False, tries=6, minutes=1.0, deadline=0.3, seed=5,
+        json=tmp_path / "both.json",
+    )  # fmt: skip
     record = fool.search(options)
     assert (record.tries, record.paths, record.seeds) == (6, {"rounds": 3, "losses": 3}, [5, 6])
     assert list(tmp_path.iterdir()) == []  # parts are added up and gone
     assert "| **all** | 6 |" in record.table()
+
+
+def test_a_path_that_cannot_be_searched_loses_no_other(fool: ModuleType, tmp_path: Path) -> None:
+    options = Namespace(
+        paths=["no_such_path", "networks"], processes=2, share=False, tries=4, minutes=1.0, deadline=0.3, seed=5,
+        json=tmp_path / "both.json",
+    )  # fmt: skip
+    record = fool.search(options)
+    assert record.paths == {"no_such_path": 1, "networks": 2}
+    assert record.crashes == 1
+    assert "ModuleNotFoundError" in record.crashed[0]
+
+
+def test_every_path_has_a_process_and_the_slow_ones_have_what_is_left(fool: ModuleType) -> None:
+    assert fool._shared(fool.PATHS, 4, fill=True) == list(fool.PATHS)
+    assert fool._shared(fool.PATHS, 16, fill=True) == [*fool.PATHS, "text", "head", "losses"]
+    assert fool._shared(["many", "text"], 5, fill=False) == ["many", "text"] * 2
+    assert fool._shared(["many", "text"], 5, fill=True) == [*["many", "text"] * 2, "text"]
+
+
+def test_claims_are_counted_by_what_was_bred(fool: ModuleType) -> None:
+    claims = {
+        "head: twins none, siblings 1, weights are two clients": 3,
+        "head: twins same label, siblings 1": 5,
+        "head: siblings 2": 7,
+        "networks: twist in place": 11,
+        "steps: repeats no": 13,
+        "steps: repeats some": 17,
+    }
+    said = fool.Record(claims=claims).families()
+    for family, number in (
+        ("whole-number weights", 3),
+        ("look like", 11),
+        ("scaled logits", 11),
+        ("meet", 17),
+        ("alike", 12),
+    ):
+        assert f"{family} {number};" in said.replace(".", ";")
 
 
 def test_most_tries_end_soon_after_the_time_that_claims_take(fool: ModuleType) -> None:
