@@ -340,6 +340,16 @@ PARALLEL: dict[str, Genome] = {
         "seed": 824361280,
     },
 }
+# Two samples of one label without a bias gradient, one of which weighs 1.14 times the other: the misfit is a few deviations.
+HEAVIER = {
+    "classes": 10, "batch": 2.2755596145930026, "inputs": 13.2525903059403, "spread": -0.5890747896777688,
+    "margin": 2.506496634388349, "weights": -0.5326029459348329, "condition": 1.043628757843661, "size": -0.3837270848217116,
+    "scale": 0.0923111426617731, "strength": -0.8609677731224201, "foreign": -6.4,
+    "objective": "one weight", "labels": "same", "twins": "none",
+    "noisy": False, "bias": True, "biased_gradient": False, "relu": True, "wide": 16, "dtype": "float32", "soft": "hard",
+    "forged": "no", "reduction": "mean", "told": "labels", "method": "exact", "seed": 250225853,
+}  # fmt: skip
+
 BRED = {
     "three nearly alike": ALIKE,
     "three nearly alike behind a flatter head": ALIKE
@@ -356,8 +366,16 @@ BRED = {
     "a double in another length": DOUBLE,
     "a flat head": UNTOLD,
     "a saturated head": SATURATED,
+    "a heavier sample": HEAVIER,
     **PARALLEL,
 }
+
+
+def test_a_sample_that_hardly_weighs_more_is_claimed(attempt: ModuleType) -> None:
+    """The same two samples at weights of 1.02 and 1: what the gradient leaves says that features are off by less."""
+    tried = attempt.attempt(USUAL | HEAVIER | {"strength": -1.7})
+    assert tried.claimed
+    assert 1e-4 < tried.error < 3e-3
 
 
 @pytest.mark.parametrize("name", BRED)
