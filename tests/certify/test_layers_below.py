@@ -18,6 +18,8 @@ from support import maps
 from support.dense import batch, network
 from support.vision_transformers import photos, torchvision_vit
 from unsum import UnsumError
+from unsum.head import trace
+from unsum.network.conv_pair import conv_layer
 
 
 class Halved(nn.Linear):
@@ -97,6 +99,26 @@ def test_maps(change: Change, name: str) -> None:
             change(model[1].get_submodule(name))
         sent = maps.client(model, [3, 1], train=False)
         assert certain(sent.model, sent.update, "spans", batch_size=2) is not changed
+
+
+@pytest.mark.parametrize("change", [hook_input, hook_output])
+def test_the_norm_between_maps(change: Change) -> None:
+    model = maps.network(64)
+    change(model[1].norm1)
+    sent = maps.client(model, [3, 1], train=False)
+    assert not certain(sent.model, sent.update, "spans", batch_size=2)
+    assert conv_layer_of(sent) is None
+
+
+def conv_layer_of(sent: maps.Client) -> object:
+    """The first convolution of the block with its norm, as the attack takes it; None where it is none that it knows."""
+    graph = trace(sent.model)
+    node = next(node for node in graph.nodes if str(node.target).endswith("conv1"))
+    return conv_layer(sent.model, node, sent.update)
+
+
+def test_a_plain_norm_is_taken() -> None:
+    assert conv_layer_of(maps.client(maps.network(64), [3, 1], train=False)) is not None
 
 
 @CHANGES

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import unsum
 from support.long import long
@@ -376,6 +377,59 @@ def test_a_sample_that_hardly_weighs_more_is_claimed(attempt: ModuleType) -> Non
     tried = attempt.attempt(USUAL | HEAVIER | {"strength": -1.7})
     assert tried.claimed
     assert 1e-4 < tried.error < 3e-3
+
+
+# The model is sure of one sample of two, which sends nothing: the other one's features came out as two halves under two labels.
+SHARED: Genome = {
+    "classes": 5.1044,
+    "batch": 1.2633,
+    "inputs": 18.0512,
+    "spread": -0.3717,
+    "margin": 2.7945,
+    "weights": 0.3632,
+    "condition": 0.2099,
+    "size": 0.2885,
+    "scale": 0.4706,
+    "noise": -9.0833,
+    "twin": -1.4615,
+    "blend": 0.9606,
+    "smoothing": 0.1095,
+    "foreign": -7.8946,
+    "flat": -1.059,
+    "decay": -3.6692,
+    "hot": -0.3874,
+    "strength": -6.5106,
+    "labels": "half",
+    "twins": "other label",
+    "siblings": 1,
+    "flattened": False,
+    "client": "decay",
+    "weights are": "alike",
+    "objective": "plain",
+    "scaled": False,
+    "noisy": False,
+    "bias": True,
+    "zero_bias": False,
+    "biased_gradient": True,
+    "relu": True,
+    "wide": 1,
+    "dtype": "float64",
+    "soft": "hard",
+    "forged": "no",
+    "reduction": "mean",
+    "told": "labels",
+    "method": "adaptive",
+    "seed": 847170925,
+}
+
+
+def test_a_direction_that_is_shared_out_among_labels_predicts_nothing(attempt: ModuleType) -> None:
+    """Of an error of 150 % the prediction was 4e-5."""
+    case = attempt.build(SHARED)
+    leak = unsum.separate(case.model, case.update, "adaptive", labels=case.targets.argmax(1))
+    off = torch.cdist(leak.features.double(), case.features.double()) / case.features.double().norm(dim=1)
+    assert float(off.amin(1).max()) > 1
+    assert math.isnan(leak.predicted_error)
 
 
 @pytest.mark.parametrize("name", BRED)
