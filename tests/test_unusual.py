@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import unsum
 from unsum import UnsumError
-from unsum.attack.auto import _positions
 from unsum.attack.case import Case
 from unsum.attack.options import AttackOptions
+from unsum.attack.rows import _positions
 from unsum.models.language import looks_ahead, vocabulary_of
 from unsum.progress import SILENT
 

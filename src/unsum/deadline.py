@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from unsum.declared import check_positive
+from unsum.notes import Code, Note
 from unsum.progress import SILENT, Looking, Progress
 
-LEFT_UNTRIED = "left untried: "
 DEFAULT_LIMIT = 60.0  # seconds for a search that a person waits for, unless they say otherwise
 _QUIET = 2.0  # seconds that a search runs before it says anything
 _EVERY = 1.0  # seconds between two reports
@@ -57,11 +57,11 @@ class Deadline:
     def over(self) -> str:
         """What cut the search short, and what that left out, as the beginning of a sentence."""
         why = "the search was interrupted" if self.stop.is_set() else "time was over"
-        return f"{why}; {LEFT_UNTRIED}{', '.join(self.cut)}"
+        return f"{why}; left untried: {', '.join(self.cut)}"
 
     @property
-    def sentence(self) -> str:
-        return f"{self.over[0].upper()}{self.over[1:]}."
+    def sentence(self) -> Note:
+        return Note(f"{self.over[0].upper()}{self.over[1:]}.", Code.CUT_SHORT)
 
 
 _CURRENT: ContextVar[Deadline | None] = ContextVar("unsum-deadline", default=None)

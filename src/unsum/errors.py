@@ -26,7 +26,11 @@ class UnsumError(ValueError):
 
 
 class NoHeadError(UnsumError):
-    """The model is no classifier with a linear head, which the attacks on it need."""
+    """The model is no classifier with a linear head, which the attacks on it need; `why` is a clause."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:

@@ -216,16 +216,16 @@ def _found(model: nn.Module) -> _HeadFound:
     if isinstance(model, nn.Linear):
         return _find_head(model)
     found = while_unchanged(model, "find head", lambda: _found_or_why_not(model))
-    if isinstance(found, str):
-        raise NoHeadError(found)
+    if isinstance(found, NoHeadError):
+        raise NoHeadError(str(found), found.why)
     return found
 
 
-def _found_or_why_not(model: nn.Module) -> _HeadFound | str:
+def _found_or_why_not(model: nn.Module) -> _HeadFound | NoHeadError:
     try:
         return _find_head(model)
     except NoHeadError as reason:
-        return str(reason)
+        return NoHeadError(str(reason), reason.why)  # without its traceback
 
 
 def _find_head(model: nn.Module) -> _HeadFound:
@@ -331,5 +331,6 @@ def head_shape(model: nn.Module) -> tuple[int, int]:
 def _no_head(model: nn.Module, reason: str) -> NoHeadError:
     return NoHeadError(
         f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits are "
-        "the output of an nn.Linear."
+        "the output of an nn.Linear.",
+        reason,
     )

@@ -34,7 +34,7 @@ def record(**fooled: int) -> dict[str, Any]:
 
 
 def test_every_path_of_the_search_has_a_row(reliability: ModuleType) -> None:
-    tree = ast.parse((ROOT / "benchmarks/fool/run.py").read_text("utf-8"))
+    tree = ast.parse((ROOT / "bench/src/unsum_bench/scripts/fool/run.py").read_text("utf-8"))
     paths = next(
         ast.literal_eval(node.value)
         for node in tree.body

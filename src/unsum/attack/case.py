@@ -68,6 +68,11 @@ class Case:
         return self.best is None or is_hopeless(self.best)
 
     @property
+    def unfollowed_steps(self) -> list[str]:
+        """Why several local steps could not be followed."""
+        return [one.refused for one in self.tried if one.method == "local-steps" and one.refused]
+
+    @property
     def uncertain(self) -> bool:
         """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
         solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))

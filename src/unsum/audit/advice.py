@@ -12,10 +12,10 @@ from typing import Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
-from unsum.audit.round import HEADLESS
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
+from unsum.notes import Code, code_of
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,10 @@ def _proved(audit: AuditResult) -> Advice:
         text = "Prove it: add noise, and more of it until the ceiling of every sample is below the level."
         how = f"--defense clip:1 --defense noise:0.1 --prove-below {DEFAULT_LEVEL:g}"
         dropped = ("--defense", "--fail-above", "--prove-below")
-        own = "unsum.audit(model, data, loss=loss, defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
+        own = (
+            "unsum.audit(model, data, client=unsum.ClientTraining(loss=loss), "
+            "defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
+        )
         return Advice(text, again(audit.setting.command, how, without=dropped) if audit.setting.command else own)
     proven = [point.defenses for point in audit.comparison.points if point.proven(DEFAULT_LEVEL)]
     if audit.bound is not None and audit.bound.decided(DEFAULT_LEVEL) == "open":
@@ -209,14 +212,14 @@ def _ceiling_command(audit: AuditResult) -> str:
 
 
 def _granted(audit: AuditResult) -> Advice | None:
-    if audit.verdict.reason.startswith(HEADLESS):
+    if code_of(audit.verdict.reason) is Code.NO_HEAD:
         return None  # whatever the batch
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")
     text += "grant the attacker what a server may know (its size, the labels), or audit a smaller one."
     if not audit.setting.command:
-        return Advice(text, "unsum.audit(model, data, batch_size_known=True)")
+        return Advice(text, "unsum.audit(model, data, attacker=unsum.Attacker(batch_size_known=True))")
     size = "" if audit.truth is not None or "--batch " in audit.setting.command else " --batch N"
     return Advice(text, again(audit.setting.command, f"--batch-size-known{size}"))
 

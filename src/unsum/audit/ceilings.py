@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit import groups
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.text import is_text, text_inputs
 from unsum.ceiling.bound import Distances, above, against, limits_of
 from unsum.ceiling.client import Client, OwnLoss, World
@@ -113,7 +114,8 @@ def ceiling(
     start = time.perf_counter()
     check(pairs, level, noise, time_limit)
     case = _case(model, data, batch, target, columns, weights, image_size, loss, seed)
-    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
+    trains = groups.ClientTraining(train, buffers, None, learning_rate, local_steps, epochs, momentum, weight_decay)
+    training = trains.training
     if case.text and (training is not None or buffers or loss is not None):
         raise UnsumError("A client's text is played as one plain step; leave loss, buffers and local training out.")
     where = torch.device(device or "cpu")
@@ -230,10 +232,9 @@ def _case(
     """The client's samples, as the audit would take them; a module with tensors needs no head."""
     own_tensors = isinstance(model, nn.Module) and isinstance(data, tuple)
     declared = loss if loss is None or isinstance(loss, str | Loss) else None
-    inputs = Inputs(
-        model=model, data=data, weights=weights, batch=batch, seed=seed, image_size=image_size,
-        target=target, columns=columns, loss=declared,
-    )  # fmt: skip
+    loading = groups.Loading(weights, image_size=image_size)
+    samples = groups.ClientSamples(batch, target=target, columns=columns)
+    inputs = Inputs(model, data, None, loading, samples, declared, seed)
     if not is_table(data) and _reads_text(model, data):
         given = text_inputs(inputs)
         tokens, labels, mask, segments = given.step

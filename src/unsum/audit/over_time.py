@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unsum.attack.counts import TOO_MANY
 from unsum.audit.ceiling_words import SCATTER
 from unsum.audit.finding import ClientFinding
 from unsum.audit.leakage import DEFAULT_LEVEL
@@ -52,8 +51,7 @@ class Audited:
     @property
     def why(self) -> str:
         """Why samples were not found: how few local steps would be read, where there are too many."""
-        steps = (note for note in self.finding.notes if self.counts is not None and TOO_MANY in note)
-        return next(steps, self.finding.reason)
+        return (self.counts is not None and self.finding.too_many_steps) or self.finding.reason
 
 
 @dataclass(frozen=True)

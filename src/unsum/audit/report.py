@@ -30,11 +30,11 @@ from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_c
 from unsum.cards import Card
 from unsum.cards import page as cards_of
 from unsum.ceiling.result import ASSUMED
-from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
 from unsum.models.lpips import lpips_status
+from unsum.notes import Code, has
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -78,12 +78,12 @@ def unpictured(audit: AuditResult) -> str:
         return "The samples are no pictures; what came back of each is in the table below."
     if any(row.shares.sample >= DEFAULT_LEVEL for row in audit.rows):
         return "Pictures came back pixel by pixel; they are not drawn here, and what was read of each is in the table below."
-    if any(LEFT_UNTRIED in note for note in audit.leak.notes):
+    if has(audit.leak.notes, Code.CUT_SHORT):
         return (
             "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
             "the table below."
         )
-    if audit.truth is None and not any("train-inverse" in note for note in audit.leak.notes):
+    if audit.truth is None and not has(audit.leak.notes, Code.NEEDS_INVERSE):
         return "The attack made no pictures. What it did recover is in the table below."
     return (
         "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "

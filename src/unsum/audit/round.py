@@ -44,6 +44,7 @@ from unsum.level import DEFAULT_LEVEL
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
+from unsum.notes import Code, Note
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
 from unsum.score.labels import LabelsRead
@@ -51,8 +52,6 @@ from unsum.score.occurred import RowsNamed, rows_named
 from unsum.score.reference import public_inputs
 from unsum.score.samples import label_scores
 from unsum.update import Update
-
-HEADLESS = "the network has no linear head to start from"  # begins the reason why nothing is decided
 
 
 @dataclass(frozen=True)
@@ -218,11 +217,11 @@ def without_head(model: nn.Module) -> str:
     try:
         find_head(model)
     except NoHeadError as reason:
-        why = str(reason).partition(": ")[2].partition("; ")[0]
-        return (
-            f"{HEADLESS} ({why}). Attacks on such networks are not complete: treat "
-            "its updates as the samples themselves, and protect them by noise with a proven bound (dp) or by secure "
-            "aggregation"
+        return Note(
+            f"the network has no linear head to start from ({reason.why}). Attacks on such networks "
+            "are not complete: treat its updates as the samples themselves, and protect them by noise "
+            "with a proven bound (dp) or by secure aggregation",
+            Code.NO_HEAD,
         )
     return ""
 

@@ -71,9 +71,9 @@ def is_text(model: nn.Module | str) -> bool:
 def text_inputs(given: Inputs) -> TextInputs:
     """The model and the client's sequences."""
     if isinstance(given.model, str):
-        loaded = load_model(given.model, classes=1, seed=given.seed, weights=given.weights)
+        loaded = load_model(given.model, classes=1, seed=given.seed, weights=given.loading.weights)
     else:
-        loaded = own_model(given.model, given.weights)
+        loaded = own_model(given.model, given.loading.weights)
         if given.data is None:
             raise UnsumError("Give data=tokens, (n, L) token numbers, along with your own language model.")
     data: Any = given.data[0] if isinstance(given.data, tuple) else given.data
@@ -84,7 +84,7 @@ def text_inputs(given: Inputs) -> TextInputs:
     batch = text_batch(
         data,
         tokenizer,
-        count=given.batch,
+        count=given.samples.batch,
         vocabulary=vocabulary_of(network),
         longest=longest_text(network),
         seed=given.seed,

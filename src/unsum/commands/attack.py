@@ -50,7 +50,9 @@ def command(
     limit = options.seconds(time_limit)
     wanted = AttackOptions(asked.attack, **known, batch_size=batch_size, time_limit=limit, seed=seed)
     wanted.check()
-    inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))
+    inputs = Inputs(
+        update=Received(**vars(captured), previous=previous), seed=seed, model=named.model, loading=named.loading
+    )
     chosen = options.usable_device(device)
     with stages(wanted.steps) as shown, interruptible():
         shown.say("Loading the model and the update")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from unsum.commands.stages import OUT, loading, say
 from unsum.errors import check_name
-from unsum.registry import PROBLEMS, Registry
+from unsum.registry import COMMANDS, PROBLEMS, Registry
 
 Listed = dict[str, list[dict[str, str]]]
 _HEADINGS = {
@@ -39,7 +39,7 @@ def show(as_json: bool, family: str | None = None) -> None:
     """Every family with the names in it; of one family what each does and needs. As JSON, all of it."""
     if family is not None:
         check_name("family", family, FAMILIES)
-    plugins = any(group.startswith("unsum.") for group in entry_points().groups)
+    plugins = any(group.startswith("unsum.") for group in entry_points().groups - {COMMANDS})
     if plugins:
         with loading():
             listed = listed_methods()
@@ -81,7 +81,7 @@ def _own() -> Listed:
 def listed_methods() -> Listed:
     """Every family's methods, with those of plug-ins; what `auto` tries comes first."""
     from unsum.active import SERVERS
-    from unsum.attack.auto import CHOICES
+    from unsum.attack.auto import rows
     from unsum.defend import DEFENSES
     from unsum.invert import INVERTERS
     from unsum.labels import LABEL_RULES
@@ -98,7 +98,7 @@ def listed_methods() -> Listed:
         "servers": SERVERS,
         "defenses": DEFENSES,
     }
-    tried = [{"name": choice.method, "when": choice.when, "says": choice.says} for choice in CHOICES]
+    tried = [{"name": row.method, "when": row.when, "says": row.says} for row in rows()]
     return {FAMILIES["auto"]: tried} | {
         FAMILIES[name]: [{"name": e.name, "summary": e.summary, "needs": e.needs} for e in family]
         for name, family in families.items()

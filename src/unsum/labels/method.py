@@ -138,7 +138,7 @@ class LabelRule:
         return self.find(evidence).sort().values
 
 
-LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules", above="unsum.separate.label_rules")
+LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules")
 
 
 def label_rule(name: str, *, summary: str, needs: RuleNeeds) -> Callable[[Find], Find]:

@@ -8,18 +8,17 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import Inverses
 from unsum.audit.bounds import LIMIT, Bounds
-from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit.groups import Attacker, AuditLimits, ClientSamples, ClientTraining, Loading, grouped
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.provenance import Privacy, Provenance, fingerprint, samples_of
 from unsum.audit.result import Setting
@@ -36,8 +35,6 @@ from unsum.errors import UnsumError
 from unsum.files.report_folder import UNFINISHED
 from unsum.files.tensor_file import read_tensors
 from unsum.files.writing import save_tensors, write_whole
-from unsum.invert.refine import Mode
-from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
 from unsum.score.labels import LabelsRead
@@ -131,44 +128,26 @@ _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 
 @shown_in_notebooks
+@grouped
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | None = None,
     *,
-    weights: str | Path | None = None,
-    classes: int | None = None,
-    classes_from: str | Path | None = None,
-    fresh_head: bool = False,
-    image_size: int | None = None,
-    download: bool = False,
+    loading: Loading = Loading(),
+    samples: ClientSamples = ClientSamples(),
+    client: ClientTraining = ClientTraining(),
+    attacker: Attacker = Attacker(),
+    limits: AuditLimits = AuditLimits(),
     over: str | Iterable[str] = "noise=1e-5..1e-1",
     keep_under: float = DEFAULT_LEVEL,
     defenses: Defense | Iterable[Defense] = (),
     utility: bool = True,
     utility_data: str | Path | None = None,
-    batch: int | None = None,
-    same_label: int = 0,
-    train: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
     command: str = "",
     progress: Progress = SILENT,
     unfinished: str | Path | None = None,
-    attack: str = AUTO,
-    label_rule: str | None = None,
-    refine: Mode | None = None,
-    batch_size_known: bool = False,
-    auxiliary: tuple[Tensor, Tensor] | None = None,
-    inverse: Inverses = None,
-    loss: str | Loss | None = None,
-    learning_rate: float | None = None,
-    local_steps: int | None = None,
-    epochs: int = 1,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    target: str | None = None,
-    columns: str | Mapping[str, str] | None = None,
-    time_limit: float | None = None,
 ) -> Sweep:
     """How strong must a defense be so that one update gives no sample away, and what does it cost?
 
@@ -180,14 +159,11 @@ def sweep(
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
-        model, weights, data, classes, classes_from, fresh_head, image_size, download, batch, same_label, train, device, seed,
-            command: as in `unsum.audit`.
+        model, data, loading, samples, client, attacker, limits, device, seed, command: as in
+            `unsum.audit`; every strength has the time limit for itself.
         progress: an `unsum.progress.Progress`, told the stages, and the parts that are done after every strength.
         unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
             others; `sweep.write` to the same folder clears it.
-        attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
-        loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
-        time_limit: seconds for the attack at each strength, as in `attack`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -207,33 +183,19 @@ def sweep(
     before = list(defenses.parts() if isinstance(defenses, Defense) else defenses)
     plans = [plan(text) for text in ([over] if isinstance(over, str) else over)]
     _check(plans, before)
-    options = AttackOptions(
-        attack,
-        batch_size_known=batch_size_known,
-        label_rule=label_rule,
-        auxiliary=auxiliary,
-        inverse=inverse,
-        refine=refine,
-        loss=loss,
-        time_limit=time_limit,
-        device=torch.device(device or "cpu"),
-        seed=seed,
-    )
-    options.check()
+    _check_setting(client, attacker)
+    options = attacker.options(client, limits, device, seed)
     if not is_table(data) and is_text(model):
         raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
-    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
+    training = client.training
     progress.say("Loading the model and the client's samples")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
-    inputs = Inputs(
-        model, data, None, weights, classes, download, batch, same_label, seed,
-        image_size, classes_from, fresh_head, target, columns, loss,
-    )  # fmt: skip
+    inputs = Inputs(model, data, None, loading, samples, client.declared_loss, seed)
     loaded, truth = inputs.simulated()
     if truth.resized:
         progress.say(truth.resized)
     network = loaded.model.to(options.device)
-    bench = Bench(network, truth, options, train, training, pictures=pictures, progress=progress)
+    bench = Bench(network, truth, options, client.train, training, pictures=pictures, progress=progress)
     for p in plans:
         bench.sent([*before, p.defenses[0]])
     done, total = itertools.count(1), 1 + bool(before) + sum(len(p.defenses) for p in plans)
@@ -250,7 +212,7 @@ def sweep(
     leak = undefended.leak
     references = [counted(bench.point(undefended, []))]
     named = replace(inputs, model=loaded.name, data=data if isinstance(data, str | Path) else None)
-    told = (named, replace(options, device=None), train, training, utility, utility_data)
+    told = (named, replace(options, device=None), client.train, training, utility, utility_data)
     kept = Unfinished(None if unfinished is None else Path(unfinished), repr(told))
 
     def point(chain: list[Defense], strength: float | None = None) -> Point:
@@ -270,7 +232,7 @@ def sweep(
         Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
         for p in plans
     ]
-    how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
+    how: dict[str, Any] = {"train": client.train, "defenses": shown(before), "command": command, "training": training}
     setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), provenance=made, **how)
     return Sweep(
         setting,
@@ -282,6 +244,16 @@ def sweep(
         truth.titles,
         time.perf_counter() - start,
     )
+
+
+def _check_setting(client: ClientTraining, attacker: Attacker) -> None:
+    """Refuse what a sweep cannot vary a defense of."""
+    if attacker.server is not None:
+        raise UnsumError("A sweep is of honest servers; leave the server (--server) out.")
+    if client.buffers:
+        raise UnsumError("A sweep is of gradients; leave the buffers (--buffers) out.")
+    if client.own_loss is not None:
+        raise UnsumError("A sweep is of losses that attacks know; give one by name, or of unsum.losses.")
 
 
 def _check(plans: list[Strengths], before: list[Defense]) -> None:
