@@ -114,11 +114,13 @@ FOUND = """\
 """
 
 PATHS = {
-    "head": "the head, cross-entropy", "losses": "other losses, declared or not", "rounds": "several rounds",
+    "head": "the head, cross-entropy", "many": "many updates at once", "losses": "other losses, declared or not", "rounds": "several rounds",
     "steps": "local steps", "text": "text", "peel": "peeled inputs",
     "spans": "two dense layers, local steps among them", "maps": "maps of convolutions",
-    "tokens": "pictures out of vision transformers",
+    "bottlenecks": "bottlenecks of pooled networks", "pixels": "pictures solved for below maps",
+    "tokens": "pictures out of vision transformers", "networks": "networks that do not compute what they look like",
 }  # fmt: skip
+FOOLED = ("fooled_features", "fooled_labels", "fooled_counts")  # how a claim was false, in a record of the search
 Counts = dict[str, dict[str, int]]
 
 
@@ -153,7 +155,7 @@ def main() -> int:
 
 
 def _false(fooled: dict[str, Any]) -> int:
-    return len(fooled["fooled_features"]) + len(fooled["fooled_labels"]) + len(fooled["crashed"])
+    return sum(len(fooled[name]) for name in (*FOOLED, "crashed"))
 
 
 def _run_programs(names: list[str], folder: Path, size: Size) -> None:
@@ -272,11 +274,12 @@ def _program_rows(fuzzed: dict[str, Any], fooled: dict[str, Any]) -> list[str]:
     formats = fuzzed["formats"]
     whole, fine = sum(form["mutations"] for form in formats), sum(form["read"] + form["refused"] for form in formats)
     claimed, search = fooled["claimed"], "`unsum_bench.scripts.fool.run`"
-    features, labels = claimed - len(fooled["fooled_features"]), claimed - len(fooled["fooled_labels"])
+    features, labels, counts = (claimed - len(fooled[name]) for name in FOOLED)
     return [
         f"| Files | Mutated files, over {len(formats)} formats | {whole:,} | {fine:,} | `fuzz/run.py` |",
         f"| Certificates | Claims of exactness in {fooled['tries']:,} cases bred to make one false: features | {claimed:,} | {features:,} | {search} |",
         f"| Certificates | the same claims: labels | {claimed:,} | {labels:,} | {search} |",
+        f"| Certificates | the same claims: numbers of samples and copies | {claimed:,} | {counts:,} | {search} |",
     ]
 
 
@@ -310,11 +313,14 @@ def _certificates(fooled: dict[str, Any], larger: dict[str, Any] | None) -> list
 
 def _paths(fooled: dict[str, Any]) -> list[str]:
     """One row for every path that can claim."""
-    lines = ["| path | cases | claims | wrong features | wrong labels |", "|---|---:|---:|---:|---:|"]
+    lines = [
+        "| path | cases | claims | wrong features | wrong labels | wrong counts |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     for path, tries in fooled["paths"].items():
         claims = sum(number for kind, number in fooled["claims"].items() if kind.startswith(f"{path}:"))
-        wrong = [sum(one.get("path") == path for one in fooled[name]) for name in ("fooled_features", "fooled_labels")]
-        lines.append(f"| {PATHS[path]} | {tries:,} | {claims:,} | {wrong[0]} | {wrong[1]} |")
+        wrong = " | ".join(str(sum(one.get("path") == path for one in fooled[name])) for name in FOOLED)
+        lines.append(f"| {PATHS[path]} | {tries:,} | {claims:,} | {wrong} |")
     return lines
 
 
@@ -322,8 +328,8 @@ def _searched(fooled: dict[str, Any]) -> str:
     seeds = ", ".join(map(str, fooled["seeds"]))
     return (
         f"{fooled['tries']:,} cases (seed {seeds}; {fooled['seconds'] / 60:.0f} minutes of one core). {fooled['claimed']:,} answers of "
-        f"{len(fooled['claims'])} kinds of cases claimed to be exact; of these {len(fooled['fooled_features'])} had wrong features and "
-        f"{len(fooled['fooled_labels'])} wrong labels, and the largest error behind a claim was {fooled['worst_claim']:.1e}. "
+        f"{len(fooled['claims'])} kinds of cases claimed to be exact; of these {len(fooled['fooled_features'])} had wrong features, "
+        f"{len(fooled['fooled_labels'])} wrong labels and {len(fooled['fooled_counts'])} wrong counts, and the largest error behind a claim was {fooled['worst_claim']:.1e}. "
         f"{fooled['refused']:,} cases were refused with a sentence, {fooled['stopped']:,} stopped after their second, "
         f"{len(fooled['crashed'])} crashed; the other answers claimed nothing."
     )

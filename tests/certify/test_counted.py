@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from separate.language_models import batch as texts
+from separate.language_models import gpt2
 from unsum.attack.at_once import attack_at_once
 from unsum.attack.options import AttackOptions
 from unsum.certify.counted import count
@@ -20,6 +22,7 @@ CLASSES, WIDTH = 20, 40
 SHARES: dict[str, tuple[float, ...]] = {
     "class weight of 2": (2 / 4, 1 / 4, 1 / 4),
     "micro-batches of 1 and 2, averaged": (1 / 2, 1 / 4, 1 / 4),
+    "two clients of 1 and 2 samples in one sum": (1, 1 / 2, 1 / 2),
     "a mean of the weighted losses": (2 / 3, 1 / 3, 1 / 3),
     "everything doubled": (2 / 6, 2 / 6, 2 / 6),
 }
@@ -58,7 +61,7 @@ def test_weights_are_not_claimed_as_copies_at_the_head(kind: str) -> None:
         assert leak.number_of() == "3 distinct samples; how many of each is not determined without the batch size"
         assert "3 distinct samples" in repr(leak)
     else:
-        assert kind == "a mean of the weighted losses"
+        assert sum(SHARES[kind]) > 1  # a scale and a weight at once
 
 
 def test_at_least_these_weights_are_claimed() -> None:
@@ -75,6 +78,42 @@ def test_nor_in_the_spans_of_two_layers(kind: str) -> None:
     assert nearest(leak.inner["0"], x) < 1e-3
     if leak.exact:
         assert leak.distinct == 3
+
+
+# What each predicted token of two sequences of six weighs.
+WEIGHTS: dict[str, Tensor] = {
+    "a token of weight 2": torch.tensor([[1.0, 2, 1, 1, 1], [1, 1, 1, 1, 1]]),
+    "a class weight of 2": torch.tensor([[2.0, 1, 1, 1, 1], [1, 1, 1, 2, 1]]),
+    "a sequence of weight 2": torch.tensor([[2.0] * 5, [1] * 5]),
+    "two clients, and one has padding": torch.tensor([[2.0, 2, 0, 0, 0], [1, 1, 1, 1, 0]]),
+    "everything doubled": torch.full((2, 5), 2.0),
+    "weights of 1 and 1.005": torch.tensor([[1.0] * 5, [1.005] * 5]),
+}
+
+
+# What copies of whole sequences send as well is claimed, as distinct sequences.
+WHOLE = ("a sequence of weight 2", "two clients, and one has padding", "everything doubled")
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_nor_of_tokens(kind: str) -> None:
+    """Of a text the sequences are certain, and neither how often each stands there nor that none weighs more."""
+    model, tokens = gpt2(tied=False), texts(2, 6)
+    logits = model(tokens).logits[:, :-1].flatten(0, 1)
+    each = nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
+    weights = WEIGHTS[kind].flatten()
+    total = (weights * each).sum() / (5 if kind.startswith("everything") else weights.sum())
+    gradients = torch.autograd.grad(total, list(model.parameters()))
+    update = unsum.Update(dict(zip([name for name, _ in model.named_parameters()], gradients, strict=True)))
+    read = [row[: 1 + int(kept.sum())] for row, kept in zip(tokens.tolist(), WEIGHTS[kind] > 0, strict=True)]
+    for told in (None, int((weights > 0).sum()), int(weights.sum())):
+        leak = unsum.separate(model, update, "text", batch_size=told)
+        if leak.exact:
+            assert sorted({*map(tuple, leak.tokens or [])}) == sorted(map(tuple, read))
+            assert leak.distinct <= int((weights > 0).sum())
+        assert not leak.counts_certain or (leak.batch_size == told == int((weights > 0).sum()))
+        if told is None:
+            assert leak.exact == (kind in WHOLE), leak.notes
 
 
 def test_nor_of_many_updates_at_once() -> None:

@@ -80,6 +80,30 @@ def test_a_layer_that_halves_its_input_is_refused() -> None:
         unsum.separate(model, _client(model)[1])
 
 
+class HalvedInTrainMode(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / 2 if self.training else x)
+
+
+class Clipped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(max=6))
+
+
+@pytest.mark.parametrize(("kind", "size"), [(HalvedInTrainMode, 1.0), (Clipped, 40.0)])
+def test_a_head_that_is_plain_in_eval_mode_or_for_small_inputs_is_refused(kind: type[nn.Linear], size: float) -> None:
+    """The client trained in train mode, on larger inputs: features were off by half and by a third."""
+    model = Asserting()
+    model.head = kind(32, 10)
+    x = size * torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    update = unsum.capture(model, x, torch.tensor([4, 4, 1]), train=True)
+    with torch.no_grad():
+        read = model.features(x)
+    assert size == 1 or float(read.max()) > 6
+    with pytest.raises(UnsumError, match=rf"'head' is a {kind.__name__}, which does not compute what an nn\.Linear"):
+        unsum.separate(model.eval(), update)
+
+
 def test_nothing_is_claimed_where_no_pass_can_be_made() -> None:
     model = TwoInputs()
     del model.head  # registered last, so that the guess is right

@@ -12,6 +12,7 @@ from torch import nn
 
 import unsum
 from unsum.certify.claim import Evidence, grant
+from unsum.certify.doubts.merged import proportional
 from unsum.leak import Attempt, Leak
 from unsum_bench.scripts.fool import head, judge
 
@@ -57,6 +58,14 @@ def test_crowded_predicts_nothing_where_its_answer_leaves_the_gradient() -> None
     leak = unsum.separate(model, unsum.capture(model, x, labels), "crowded", labels=labels)
     error = float((torch.cdist(leak.features, x) / x.norm(dim=1)).amin(1).max())
     assert math.isnan(leak.predicted_error) or error < max(3e-2, 10 * leak.predicted_error)
+
+
+def test_multiples_of_another_label_are_named() -> None:
+    x = torch.tensor([[1.0, 2.0], [2.0, 4.0], [-1.0, -2.0], [1.0, 2.03]])
+    assert proportional(x, torch.tensor([0, 1, 1, 1])).tolist() == [True] * 4
+    assert proportional(x[[0, 1, 3]], torch.tensor([0, 0, 0])).tolist() == [False] * 3
+    assert proportional(x[[0, 2]], torch.tensor([0, 1])).tolist() == [True, True]
+    assert not bool(proportional(torch.tensor([[1.0, 2.0], [1.0, 2.1]]), torch.tensor([0, 1])).any())  # 2 % apart
 
 
 @pytest.mark.long

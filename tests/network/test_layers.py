@@ -36,6 +36,30 @@ class TrainedAnew(nn.BatchNorm2d):
         return (2 if self.training else 1) * super().forward(x)
 
 
+class HalvedInTrainMode(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / 2 if self.training else x)
+
+
+class Clipped(nn.Linear):
+    """Plain for all inputs up to a hundred."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(-100, 100))
+
+
+class DeadZone(nn.Linear):
+    """Plain but for inputs below a hundredth."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (x.abs() > 1e-2))
+
+
+class ClippedLeaky(nn.LeakyReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(max=7)
+
+
 class Conv1D(nn.Module):
     """Named as Hugging Face's."""
 
@@ -72,6 +96,10 @@ def test_a_layer_that_computes_what_its_class_promises_is_taken(layer: nn.Module
         (ChannelsLast(4), "LayerNorm"),
         (TrainedAnew(3), "BatchNorm2d"),
         (Conv1D(0.5), "Transposed"),
+        (HalvedInTrainMode(5, 3).eval(), "Linear"),
+        (Clipped(5, 3), "Linear"),
+        (DeadZone(5, 3), "Linear"),
+        (ClippedLeaky(), "LeakyReLU"),
     ],
 )
 def test_a_layer_that_computes_something_else_is_named(layer: nn.Module, kind: str) -> None:

@@ -80,9 +80,10 @@ def _soft_cap(z: Tensor) -> Tensor:
         lambda z: z.mul(1.001),
         _soft_cap,
         lambda z: z.clamp(-5, 5),
+        lambda z: z.clamp(-500, 500),
         lambda z: z.softmax(1),
     ],
-    ids=["10", "a quarter", "1.001", "soft cap", "clamp", "softmax"],
+    ids=["10", "a quarter", "1.001", "soft cap", "clamp", "far clamp", "softmax"],
 )
 def test_logits_that_are_no_layers_output_are_refused(after: Callable[[Tensor], Tensor], traceable: bool) -> None:
     with pytest.raises(UnsumError, match="has no linear head"):

@@ -86,7 +86,10 @@ def test_no_answer_where_one_alone_is_not_certain(model: nn.Linear) -> None:
 @pytest.fixture(scope="module")
 def asked(model: nn.Linear) -> tuple[Question, Points, evidence._Followed]:
     """The same answer for both, so that every figure can be compared."""
-    update = sent(model, 0, LABELS[2])
+    return both(model, sent(model, 0, LABELS[2]))
+
+
+def both(model: nn.Linear, update: unsum.Update) -> tuple[Question, Points, evidence._Followed]:
     head = Head.of(model, update)
     observation = observe(head, None)
     candidate = Search.over(observation, None, None, 0).best()
@@ -136,3 +139,17 @@ def test_every_doubt_has_the_same_figure(asked: tuple[Question, Points, evidence
     for many, alone in ((evidence._weights, _weights), (evidence._temperature, _temperature)):
         left = float(evidence._left_open(here, follow, floor, many(here)))
         assert left == pytest.approx(_added_error(question, alone(question)), rel=1e-3)
+
+
+def test_what_unequal_weights_leave_is_the_same_figure(model: nn.Linear) -> None:
+    """One weight of 1.0001, for which the answer leaves more than noise: what it is in error by, a hundredth of a per cent."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, model.in_features), torch.tensor([3, 5])
+    each = nn.functional.cross_entropy(model(x), y, reduction="none")
+    gradients = torch.autograd.grad((each * torch.tensor([1.0001, 1.0])).mean(), list(model.parameters()))
+    question, here, follow = both(model, unsum.Update(dict(zip(["weight", "bias"], gradients, strict=True))))
+    floor = torch.ones(1, dtype=torch.float64) * question.misfit
+    alone = _added_error(question, _weights(question))
+    assert float(evidence._left_open(here, follow, floor, evidence._weights(here))) == pytest.approx(alone, rel=1e-2)
+    true = float((question.candidate.at.T @ question.observation.A - x.double()).norm(dim=1).max())
+    assert true > 0

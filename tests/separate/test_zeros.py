@@ -9,10 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from support.head_cases import NOTHING, PLAIN, Case, assert_exact, case, feature_error, one_hot
-from unsum.equation.observation import observe
+from unsum.equation.noise import Noise
+from unsum.equation.observation import Observation, observe
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
-from unsum.separate.exact.zeros import certified, find_sparse_directions, measure_lengths, sharpen
+from unsum.separate.exact.zeros import (
+    Lengths,
+    SparseDirections,
+    certified,
+    find_sparse_directions,
+    measure_lengths,
+    sharpen,
+)
 
 C, H = 24, 2500
 
@@ -93,3 +101,22 @@ def test_zeros_alone_prove_nothing() -> None:
     assert directions is not None
     lengths = measure_lengths(observation, directions)
     assert lengths is None or not certified(observation, directions, lengths).explains
+
+
+@pytest.mark.parametrize(("classes", "known"), [(2, False), (3, True)])
+def test_two_classes_leave_no_equation_that_could_contradict(classes: int, known: bool) -> None:
+    """A loss that is not softmax's may send two directions from two classes: 1 · 2 equations for two lengths."""
+    n, two = 400, torch.eye(2, dtype=torch.float64)
+    A = torch.zeros(2, n, dtype=torch.float64)
+    A[0, : n // 2] = A[1, n // 2 :] = (2 / n) ** 0.5
+    b, level = torch.zeros(classes, dtype=torch.float64), torch.full((classes,), 1e-9, dtype=torch.float64)
+    T, alpha = 3 * two, 0.5
+    K = torch.randn(2, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    E = torch.softmax(T @ K, dim=1) - one_hot(torch.tensor([0, 1]), classes)
+    U = alpha * E.T @ T
+    noise = Noise(level, added=False, relative=0.0)
+    observation = Observation(U, A, K, b, None, noise, torch.ones_like(b), 1.0, "mean", U.norm(dim=1), 1e-9)
+    lengths = Lengths(T, U.T, torch.full((2,), alpha, dtype=torch.float64))
+    found = certified(observation, SparseDirections(two, torch.zeros(2, dtype=torch.float64)), lengths)
+    assert found.certificate.errors.isfinite().tolist() == [known] * 2
+    assert found.certificate.misfit < 1

@@ -199,7 +199,12 @@ def _doubt_proportional(question: Question) -> list[str]:
     observation, T, labels = question.observation, question.candidate.at.T, question.candidate.Y.argmax(1)
     if len(T) <= observation.rank or observation.rank == observation.A.shape[1]:
         return []
-    unit = T / T.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    alike = (unit @ unit.T > 1 - _PROPORTIONAL) & (labels[:, None] != labels)
-    named = ", ".join(map(str, alike.any(1).nonzero()[:, 0].tolist()))
+    named = ", ".join(map(str, proportional(T, labels).nonzero()[:, 0].tolist()))
     return [f"Samples {named} have proportional features: some may be one with a mixed label."] if named else []
+
+
+def proportional(features: Tensor, labels: Tensor) -> Tensor:
+    """(B,) bool: samples whose features are a multiple, or a negative one, of those of another sample with another label."""
+    unit = features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    alike = ((unit @ unit.T).abs() > 1 - _PROPORTIONAL) & (labels[:, None] != labels)
+    return alike.any(1)

@@ -1,8 +1,9 @@
 """What else may have been different at the client: weights of samples, the gradient's scale, a temperature, the size of targets.
 
 Each is one more unknown θ. To first order it changes the residual by a column D, and T follows as well as it can: what T cannot
-follow is all that shows. Where that drowns in the noise, θ may have been anything, and features would be others. Unequal weights
-stand for many things: copies of a sample, uneven micro-batches, averages of several clients, class weights, focal losses.
+follow is all that shows. Where that drowns in the noise, θ may have been anything, and features would be others. And where θ
+explains what the answer leaves of the gradient, features are off by what follows it, however little noise there is. Unequal
+weights stand for many things: copies of a sample, uneven micro-batches, averages of several clients, class weights, focal losses.
 """
 
 from __future__ import annotations
@@ -103,22 +104,31 @@ def _added_error(question: Question, D: Tensor) -> float:
     norms = D.flatten(1).norm(dim=1)
     unit = D / norms.view(-1, *[1] * (D.ndim - 1))
     solved = followed(here, here.pull_each(unit), misfit)
-    return torch.inf if solved is None else left_open(unit.flatten(1), norms, *solved, misfit, here.at.T)
+    if solved is None:
+        return torch.inf
+    flat = unit.flatten(1)
+    along = flat @ here.residual.flatten() - solved[1] @ here.gradient
+    return left_open(flat, norms, *solved, along, misfit, here.at.T)
 
 
-def left_open(unit: Tensor, norms: Tensor, pulled: Tensor, moves: Tensor, misfit: float, T: Tensor) -> float:
+def left_open(
+    unit: Tensor, norms: Tensor, pulled: Tensor, moves: Tensor, along: Tensor, misfit: float, T: Tensor
+) -> float:
     """The largest relative error of a row of T, for n columns of unit length and the lengths that they had.
 
-    `pulled` (n, …) are JᵀD and `moves` (n, …) how T, in the first entries, and other unknowns follow.
+    `pulled` (n, …) are JᵀD and `moves` (n, …) how T, in the first entries, and other unknowns follow. `along` (n,) is what
+    the answer leaves of the gradient in the direction of each column, less what T follows. The error is one deviation of the
+    unknowns, or what their own values would move T by.
     """
     seen = unit @ unit.T - pulled @ moves.T
     values, vectors = torch.linalg.eigh(0.5 * (seen + seen.T))
     values = torch.where(values > RESOLVED, values, torch.zeros_like(values))
     # No unknown is larger than 1 in logarithms: a column that nothing tells moves by as much, and takes T along.
     prior = vectors.T @ torch.diag(norms.pow(-2)) @ vectors
-    covariance = torch.linalg.inv(torch.diag(values) + misfit**2 * prior) * misfit**2
+    inverse = torch.linalg.inv(torch.diag(values) + misfit**2 * prior)
     B, R = T.shape
     steps = (vectors.T @ moves)[:, : B * R].view(-1, B, R)
-    variance = torch.einsum("kij,kl,lij->i", steps, covariance, steps)
-    errors = variance.clamp_min(0).sqrt() / T.norm(dim=1).clamp_min(1e-300)
+    variance = torch.einsum("kij,kl,lij->i", steps, misfit**2 * inverse, steps)
+    shift = torch.einsum("kij,k->ij", steps, inverse @ vectors.T @ along)
+    errors = torch.maximum(variance.clamp_min(0).sqrt(), shift.norm(dim=1)) / T.norm(dim=1).clamp_min(1e-300)
     return float(errors.nan_to_num(nan=torch.inf).max())

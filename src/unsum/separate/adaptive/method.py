@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from unsum.certify.doubts.merged import proportional
 from unsum.certify.question import name_some
 from unsum.equation.observation import observe
 from unsum.head import Head
@@ -155,8 +156,10 @@ def answer(head: Head, batch: Groups, defense: RecognizedDefense, samples: ToldA
         "adaptive", head, samples.logits, targets, features, notes,
         residual=residual, predicted_error=predicted or math.inf, scale=batch.scale,
     )  # fmt: skip
-    # What the noise does not explain was done by something else, and how far that moves features is not predicted.
-    return replace(leak, predicts=unexplained < _MUCH and batch.size * unexplained <= float(samples.errors.max()))
+    # What the noise does not explain was done by something else, and how far that moves features is not predicted. Neither is it
+    # where one direction was shared out among labels: a sample that the model is sure of, and sends nothing, looks like that.
+    explained = unexplained < _MUCH and batch.size * unexplained <= float(samples.errors.max())
+    return replace(leak, predicts=explained and not bool(proportional(features, samples.labels).any()))
 
 
 def _unexplained(head: Head, defense: RecognizedDefense, residual: float) -> float:

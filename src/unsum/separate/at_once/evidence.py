@@ -196,10 +196,13 @@ def _left_open(here: Points, follow: _Followed, floor: Tensor, D: Tensor) -> Ten
     values = torch.where(values > RESOLVED, values, 0.0)
     squared = floor[:, None, None].square()
     prior = vectors.mT @ torch.diag_embed(norms.clamp_min(1e-300).pow(-2)) @ vectors
-    covariance = torch.linalg.inv_ex(torch.diag_embed(values) + squared * prior)[0] * squared
+    inverse = torch.linalg.inv_ex(torch.diag_embed(values) + squared * prior)[0]
     steps = (vectors.mT @ moves).view(n, -1, B, R)
-    variance = torch.einsum("nkij,nkl,nlij->ni", steps, covariance, steps)
-    errors = (variance.clamp_min(0).sqrt() / here.T.norm(dim=2).clamp_min(1e-300)).nan_to_num(nan=torch.inf).amax(1)
+    variance = torch.einsum("nkij,nkl,nlij->ni", steps, squared * inverse, steps)
+    along = flat @ here.residual.flatten(1)[..., None] - moves @ here.gradient()[..., None]
+    shift = torch.einsum("nkij,nk->nij", steps, (inverse @ vectors.mT @ along)[..., 0])
+    errors = torch.maximum(variance.clamp_min(0).sqrt(), shift.norm(dim=2))
+    errors = (errors / here.T.norm(dim=2).clamp_min(1e-300)).nan_to_num(nan=torch.inf).amax(1)
     return torch.where(
         (norms > NOTHING).all(1), errors, torch.inf
     )  # who has a column that changes nothing is asked alone

@@ -175,11 +175,14 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
     equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
     # The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do.
     here, (R, H), size = Linearized(equation, at), observation.A.shape, lengths.T.norm(dim=1)
-    misfit = (here.cost / ((observation.classes - 1) * here.residual.shape[1] - R)) ** 0.5
+    spare = (observation.classes - 1) * here.residual.shape[1] - R
+    misfit = (here.cost / max(spare, 1)) ** 0.5
     entry = torch.linalg.pinv(at.alpha * here.G.T / observation.noise.level[:, None]).norm(dim=1)
     whole = max(misfit, 1.0) * entry * H**0.5 / size
     off = (lengths.alphas / at.alpha - 1).abs()
     errors = (whole.square() * (1 + directions.turn.square()) + off.square()).sqrt()
+    if spare <= 0:  # two classes: no equation is left that could contradict
+        errors = torch.full_like(errors, torch.inf)
     deviation = float(off.median()) / R**0.5
     certificate = Certificate(misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation)
     if observation.rank < _READINGS and alpha != plain:

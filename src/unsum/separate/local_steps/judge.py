@@ -237,4 +237,6 @@ def _added_error(case: StepsAnswer, D: Tensor) -> float:
     """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
     norms = D.norm(dim=1).clamp_min(1e-300)
     unit = D / norms[:, None]
-    return left_open(unit, norms, *_followed(case, unit), case.misfit, case.found.samples.T)
+    pulled, moves = _followed(case, unit)
+    along = unit @ case.here.residual.flatten() - moves @ (case.here.residual.flatten() @ case.here.jacobian)
+    return left_open(unit, norms, pulled, moves, along, case.misfit, case.found.samples.T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from dataclasses import replace
@@ -13,20 +14,23 @@ from torch import Tensor, nn
 
 import unsum
 from unsum_bench.scripts.cases import Case
+from unsum_bench.scripts.fool import objectives
 from unsum_bench.scripts.fool.common import WEIGHTS, Genome, Try, relative_weights
 from unsum_bench.scripts.fool.judge import Verdict, against_gradient, against_truth, nearest, timed
+from unsum_bench.scripts.fool.objectives import CHANGES, LOSSES, OBJECTIVES, moved
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
     "classes": (2, 10), "batch": (1, 7), "inputs": (1, 24), "spread": (-7, 1), "margin": (0, 25), "weights": (-3, 1.5),
     "condition": (0, 10), "size": (-3, 3), "scale": (-3, 3), "noise": (-12, -1), "twin": (-9, 0), "blend": (0, 1),
     "smoothing": (0, 0.5), "foreign": (-8, 0), "flat": (-8, 0), "decay": (-6, 0), "hot": (-0.7, 0.7),
+    "strength": (-7, 0.5),
 }  # fmt: skip
 # Where most answers are exact; the search sets out from there towards the border.
 TAME_GENES = {
     "classes": (5, 10), "batch": (1, 4), "inputs": (6, 24), "spread": (-1, 0.5), "margin": (0, 3), "weights": (-0.7, 0.5),
     "condition": (0, 1.5), "size": (-1, 1), "scale": (-1, 1), "foreign": (-8, -6), "noise": (-12, -7), "twin": (-1.5, 0),
-    "flat": (-2, 0),
+    "flat": (-2, 0), "strength": (-6, -1),
 }  # fmt: skip
 CHOICES = {
     "labels": ("distinct", "random", "half", "same"),
@@ -35,6 +39,7 @@ CHOICES = {
     "flattened": (False, False, True),  # heads whose weights are nearly zero
     "client": ("plain", "plain", "plain", "decay", "autocast", "temperature", "uneven"),
     "weights are": WEIGHTS,
+    "objective": OBJECTIVES,
     "scaled": (False, True),
     "noisy": (False, False, False, True),
     "bias": (True, True, False),
@@ -54,7 +59,7 @@ TAME_CHOICES = {
     "forged": ("no", "no", "no", "no", "no", "mixed batches", "low rank", "rotated"),
     "dtype": ("float32", "float64"), "method": ("exact", "exact", "auto"), "bias": (True,), "flattened": (False,),
     "zero_bias": (False,),
-    "biased_gradient": (True, True, False),
+    "biased_gradient": (True, True, False), "objective": ("plain",) * 20 + LOSSES + CHANGES,
 }  # fmt: skip
 KIND = (
     "soft",
@@ -65,6 +70,7 @@ KIND = (
     "dtype",
     "told",
     "weights are",
+    "objective",
     "biased_gradient",
     "noisy",
 )  # what makes a kind of case
@@ -96,6 +102,7 @@ def child(first: Genome, second: Genome, chance: random.Random, step: float) -> 
 def told(genome: Genome) -> str:
     """What the attacker is told, if it is true: labels where they are hard, the loss where it had no temperature or weights."""
     heated = genome["client"] == "temperature" or genome.get("weights are") == "class weights"
+    heated = heated or genome.get("objective", "plain") != "plain"
     untrue = {"labels": genome["soft"] != "hard", "loss": heated}
     return "nothing" if untrue.get(str(genome["told"]), False) else str(genome["told"])
 
@@ -223,13 +230,19 @@ def _targets(g: Genome, labels: Tensor, C: int) -> Tensor:
 def _capture(model: nn.Linear, features: Tensor, targets: Tensor, g: Genome) -> unsum.Update:
     model.zero_grad()
     heat = 10 ** g["hot"] if g["client"] == "temperature" else 1.0
-    losses = nn.functional.cross_entropy(model(features) / heat, targets, reduction="none")
+    odd, strength = g.get("objective", "plain"), 10 ** g.get("strength", 0)
+    sent = copy.deepcopy(model)
+    if odd == "other weights":
+        moved(model, strength, torch.Generator().manual_seed(g["seed"] + 3))
+    losses = objectives.losses(odd, strength, model(features) / heat, targets)
     weights = torch.ones_like(losses)
     if g["client"] == "uneven":  # two micro-batches of unequal size, averaged alike
         weights[: len(weights) // 2 + 1] *= 3
     weights = weights * relative_weights(g.get("weights are", "alike"), targets.argmax(1), g["seed"]).to(losses)
     ((losses * weights).sum() / (_total(g, weights) if g["reduction"] == "mean" else 1)).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.load_state_dict(sent.state_dict())
+    gradients = objectives.changed(odd, strength, gradients, model)
     if g["client"] == "decay":
         gradients = {
             name: gradient + 10 ** g["decay"] * dict(model.named_parameters())[name].detach()

@@ -6,6 +6,7 @@ are claimed and a sample that sends more than 1e-5 of the gradient is not among 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.errors import UnsumError
+from unsum_bench.scripts.fool import objectives
 from unsum_bench.scripts.fool.common import WEIGHTS, Genome, TooLongError, Try, deadline, relative_weights
+from unsum_bench.scripts.fool.objectives import OBJECTIVES
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
 
@@ -26,6 +29,7 @@ FALSE_CLAIM, TRACE = 1e-2, 1e-5
 GENES = {
     "classes": (1.51, 10.49), "batch": (0.51, 6.49), "inputs": (1.51, 40.49), "width": (3.51, 60.49), "depth": (-0.49, 3.49),
     "gain": (-1.5, 1.0), "spread": (-3, 0.3), "twin": (-5, 0), "noise": (-9, -2), "size": (-1.5, 1.5), "blend": (0, 0.5),
+    "strength": (-6, 0.5),
 }  # fmt: skip
 CHOICES = {
     "activation": ("relu", "leaky", "elu", "gelu", "tanh", "sigmoid", "sigmoid", "softplus"),
@@ -46,6 +50,7 @@ CHOICES = {
     "told": ("nothing", "nothing", "nothing", "batch size", "labels"),
     "loss": ("cross-entropy", "cross-entropy", None),
     "weights are": WEIGHTS,
+    "objective": OBJECTIVES,
     "method": ("layers", "layers", "layers", "attack", "phong-input"),
 }
 # What most clients send; here the yield is measured.
@@ -55,6 +60,7 @@ ORDINARY_CHOICES = {
     "activation": ("relu", "leaky", "elu", "gelu", "tanh", "sigmoid"), "labels": ("distinct", "random"), "soft": ("hard",),
     "twins": ("none",), "dtype": ("float32",), "noisy": (False,), "reduction": ("mean",), "scale": (1.0,), "told": ("nothing",),
     "loss": ("cross-entropy",), "method": ("layers",), "convolution": (False,),
+    "objective": ("plain",),
 }  # fmt: skip
 ACTIVATIONS = {
     "relu": nn.ReLU, "leaky": lambda: nn.LeakyReLU(0.2), "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh,
@@ -168,11 +174,17 @@ def _train(model: nn.Sequential, x: Tensor, Y: Tensor) -> None:
 
 def _update(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Update:
     model.zero_grad()
-    each = nn.functional.cross_entropy(model(x), Y, reduction="none")
+    odd, strength = g.get("objective", "plain"), 10 ** g.get("strength", 0)
+    sent_out = copy.deepcopy(model.state_dict())
+    if odd == "other weights":
+        objectives.moved(model, strength, torch.Generator().manual_seed(g["seed"] + 3))
+    each = objectives.losses(odd, strength, model(x), Y)
     each = each * relative_weights(g.get("weights are", "alike"), Y.argmax(1), g["seed"]).to(each)
     (each.mean() if g["reduction"] == "mean" else each.sum()).backward()
-    update = unsum.Update({name: p.grad.clone() for name, p in model.named_parameters()}, reduction=g["reduction"])
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
+    model.load_state_dict(sent_out)
+    update = unsum.Update(objectives.changed(odd, strength, gradients, model), reduction=g["reduction"])
     return sent(g, update)
 
 

@@ -2,6 +2,7 @@
 
 python -m unsum_bench.scripts.fool.run --tries 20000 --seed 1 --processes 6 --json fooled.json
 python -m unsum_bench.scripts.fool.run --paths head losses losses --processes 3 --minutes 10 --json fooled.json
+python -m unsum_bench.scripts.fool.run --share --processes 16 --minutes 9 --json fooled.json  # all paths, slow ones twice
 python -m unsum_bench.scripts.fool.run --merge one.json another.json --json both.json
 
 A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if it knows better than to draw a
@@ -30,6 +31,7 @@ import json
 import math
 import multiprocessing
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -37,6 +39,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -53,6 +56,17 @@ PATHS = (
     "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottlenecks", "pixels", "tokens",
     "networks",
 )  # fmt: skip
+# Those that claim least in a minute and have the most families have two processes before any other has.
+_SLOW = ("text", "head", "losses", "spans", "maps", "steps", "bottlenecks", "pixels")
+# What cases are bred from, by what their kinds are called.
+FAMILIES = {
+    "whole-number weights": r"weights are (?!alike)",
+    "undeclared objectives and optimizers": r"objective (?!plain)",
+    "networks that do not compute what they look like": r"twist (?!none)",
+    "scaled logits": r"twist (scaled|in place|soft cap|hook on model)|(client|loss) temperature",
+    "samples that several steps meet": r"repeats (some|all|True)",
+    "samples that are alike": r"(twins|alike) (?!none)|siblings (?!none|0|1\b)|pictures twins",
+}
 DEADLINE = 1.5  # seconds of computing for the longest tries
 _PATIENCE = 0.2  # of a try's time for the solvers' further starts, not the 8 seconds that they take by default
 _WHOLE, _KNOWN, _TIMES, _LEAST = (
@@ -141,6 +155,14 @@ class Record:
 
     def claims_of(self, path: str) -> int:
         return sum(count for kind, count in self.claims.items() if kind.startswith(f"{path}:"))
+
+    def families(self) -> str:
+        """How many claims there are of what cases are bred from; one case may be of several."""
+        counts = {
+            family: sum(count for kind, count in self.claims.items() if re.search(pattern, kind))
+            for family, pattern in FAMILIES.items()
+        }
+        return "Claims by what was bred: " + "; ".join(f"{family} {n:,}" for family, n in counts.items()) + "."
 
     def table(self) -> str:
         """Rows of a page: path, cases, claims, wrong features, wrong labels."""
@@ -314,17 +336,30 @@ class _Order:
     path: Path
 
     def run(self) -> None:
+        """A path that cannot be searched at all leaves a record that says so, and the others go on."""
         torch.set_num_threads(1)
-        evolve(self.tries, self.seed, self.route, self._say, self.minutes, self.deadline).write(self.path)
+        try:
+            record = evolve(self.tries, self.seed, self.route, self._say, self.minutes, self.deadline)
+        except Exception as error:
+            record = _taken(self.path) if self.path.exists() else Record(seeds=[self.seed])
+            record.add_crash(self.route, {"seed": self.seed}, error)
+        record.write(self.path)
 
     def _say(self, record: Record) -> None:
         record.write(self.path)
         print(f"{self.route}, seed {self.seed}: {record.sentence()}", file=sys.stderr, flush=True)
 
 
+def _shared(paths: Sequence[str], processes: int, fill: bool) -> list[str]:
+    """Every path as often as all of them fit into the processes; `fill` gives the slow ones what is left over."""
+    named = [*paths] * max(1, processes // len(paths))
+    spare = max(0, processes - len(named)) if fill else 0
+    return named + [path for path in _SLOW if path in paths][:spare]
+
+
 def search(options: argparse.Namespace) -> Record:
     """Every path as often as it is named, or as often as all of them fit into the processes; each with a seed of its own."""
-    named = options.paths * max(1, options.processes // len(options.paths))
+    named = _shared(options.paths, options.processes, options.share)
     tries = options.tries or (5000 if math.isinf(options.minutes) else sys.maxsize)
     tries = -(-tries // len(named))
     with tempfile.TemporaryDirectory() as folder:
@@ -345,7 +380,8 @@ def search(options: argparse.Namespace) -> Record:
 def _together(orders: Sequence[_Order], minutes: float) -> None:
     """One process each, all from this one's memory, so that nothing is imported again; who is late is ended."""
     for path in {order.route for order in orders}:
-        Route(path)
+        with suppress(Exception):  # it is told of the process that searches it
+            Route(path)
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=order.run) for order in orders]
     end = time.monotonic() + 60 * minutes + _LATE
@@ -369,6 +405,7 @@ def main() -> None:
     parser.add_argument(
         "--paths", nargs="+", choices=PATHS, default=list(PATHS), help="one named twice has two processes"
     )
+    parser.add_argument("--share", action="store_true", help="processes that are left over search the slow paths, too")
     parser.add_argument("--tries", type=int, help="of all processes together; 5,000, or as many as --minutes allow")
     parser.add_argument("--seed", type=int, default=0, help="of the first process; the others have the next ones")
     parser.add_argument("--processes", type=int, default=1)
@@ -385,7 +422,10 @@ def main() -> None:
         record = search(options)
     if options.json:
         record.write(options.json)
+    for crash in record.crashed[:_CRASHES]:
+        print(f"Crashed: {crash}", file=sys.stderr)
     print(record.sentence())
+    print(record.families())
     print(record.table())
 
 

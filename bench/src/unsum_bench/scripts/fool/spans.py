@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import unsum
 from unsum.errors import UnsumError
-from unsum_bench.scripts.fool import peel
+from unsum_bench.scripts.fool import objectives, peel
 from unsum_bench.scripts.fool.common import (
     FALSE_CLAIM,
     TRACE,
@@ -88,6 +88,7 @@ def kind(genome: Genome) -> str:
         "steps",
         "training",
         "weights are",
+        "objective",
         "repeats",
     )
     return ", ".join(f"{name} {genome[name]}" for name in named)
@@ -130,7 +131,8 @@ def _loss(genome: Genome, logits: Tensor, Y: Tensor) -> Tensor:
     if genome["loss"] == "mse":
         return nn.functional.mse_loss(logits, Y, reduction="none").mean(1).sum()
     heat = 10 ** genome["heat"] if genome["loss"] == "temperature" else 1.0
-    each = -(Y * (logits / heat).log_softmax(1)).sum(1)
+    odd, strength = genome.get("objective", "plain"), 10 ** genome.get("strength", 0)
+    each = objectives.losses(odd, strength, logits / heat, Y)
     weights = 1 + torch.arange(Y.shape[1]) % 3 if genome["loss"] == "weighted" else torch.ones(Y.shape[1])
     each = each * weights.to(Y)[Y.argmax(1)]
     return (each * relative_weights(genome.get("weights are", "alike"), Y.argmax(1), genome["seed"]).to(Y)).sum()
@@ -180,10 +182,11 @@ def _change(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum
 def _update(genome: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Update:
     """What the client sends, rounded and noised as `peel` does it."""
     total = _loss(genome, model(x), Y) / (len(x) if genome["reduction"] == "mean" else 1)
-    gradients = torch.autograd.grad(total, list(model.parameters()))
-    update = unsum.Update(
-        dict(zip(dict(model.named_parameters()), gradients, strict=True)), reduction=genome["reduction"]
+    gradients = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(total, list(model.parameters())), strict=True)
     )
+    odd, strength = genome.get("objective", "plain"), 10 ** genome.get("strength", 0)
+    update = unsum.Update(objectives.changed(odd, strength, gradients, model), reduction=genome["reduction"])
     return peel.sent(genome, update)
 
 
