@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import unsum
 from unsum.certify.doubts.merged import CHANCE, Rest, hidden_lengths, hidden_spread
 from unsum.certify.doubts.mixing import hidden_mixing
-from unsum.certify.doubts.nuisance import _added_error, _temperature, _weights
+from unsum.certify.doubts.nuisance import _added_error, _weights
+from unsum.certify.further import temperature
 from unsum.certify.question import Question
 from unsum.equation.equation import Equation, Linearized
 from unsum.equation.observation import observe
@@ -129,10 +130,11 @@ def test_every_doubt_has_the_same_figure(asked: tuple[Question, Points, evidence
     assert norm == pytest.approx(rest.norm, rel=1e-6)
     assert 0.999 * (rest.largest - CHANCE) < largest < 1.1 * (rest.largest - CHANCE)
     assert 0.2 * spread < float(evidence._hidden_spread(head, seen, there)) < 1.001 * spread  # by its norm alone
-    assert float(evidence._hidden_lengths(here, follow, floor)) == pytest.approx(hidden_lengths(question), rel=1e-3)
+    assert float(evidence._hidden_lengths(here, follow, floor)) < hidden_lengths(question) < 1e-2  # that is a bound
     mixing = hidden_mixing(question)
     assert mixing is not None
     assert float(evidence._hidden_mixing(here, follow, floor)) == pytest.approx(mixing[0], rel=1e-3)
-    for many, alone in ((evidence._weights, _weights), (evidence._temperature, _temperature)):
+    tempered = question.here.sent(temperature(question.here))[None]
+    for many, alone in ((evidence._weights, _weights(question)), (evidence._temperature, tempered)):
         left = float(evidence._left_open(here, follow, floor, many(here)))
-        assert left == pytest.approx(_added_error(question, alone(question)), rel=1e-3)
+        assert left == pytest.approx(_added_error(question, alone), rel=1e-3)

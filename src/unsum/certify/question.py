@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from unsum.certify.candidate import Candidate
 from unsum.certify.counted import count
+from unsum.certify.further import Further, further_unknowns
+from unsum.certify.information import SampleInformation, sample_information
 from unsum.equation.equation import Linearized
 from unsum.equation.observation import Observation
 from unsum.head import Head
@@ -26,6 +29,22 @@ class Question:
     def here(self) -> Linearized:
         """The equation at the answer."""
         return Linearized(self.candidate.equation, self.candidate.at)
+
+    @cached_property
+    def information(self) -> SampleInformation | None:
+        """What is determined of each sample at least, also with each unknown of `Further` free."""
+        return sample_information(self.here, further_unknowns(self.here))
+
+    def errors_at_most(self, unknown: Further | None = None) -> float:
+        """A bound of the features' largest relative error with free weights, and that unknown free.
+
+        inf where there is no bound.
+        """
+        bounds = self.information
+        if bounds is None:
+            return math.inf
+        variance = bounds.variance * self.misfit**2 if unknown is None else bounds.with_unknown(unknown, self.misfit)
+        return float((variance.sqrt() / self.candidate.at.T.norm(dim=1).clamp_min(1e-300)).max())
 
     @property
     def batch_size(self) -> int | None:

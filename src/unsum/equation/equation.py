@@ -126,14 +126,21 @@ class Linearized:
         self.cost = float(self.residual.square().sum())
         self.dense = at.T.numel() <= SMALL
 
-    def floor_derivative(self) -> Tensor:
-        """Of the residual; a floor belongs to cross-entropy, whose G has targets as they are."""
+    def floor_change(self) -> Tensor:
+        """(B, C) of G per unit of the floor: it belongs to cross-entropy, whose G has targets as they are."""
         equation, C = self.equation, self.equation.classes
-        dG = -torch.ones_like(self.G) if equation.Y is None else C * equation.Y - 1
-        return equation.weight[:, None] * (self.at.alpha * dG.T @ self.T)
+        return -torch.ones_like(self.G) if equation.Y is None else C * equation.Y - 1
+
+    def sent(self, change: Tensor) -> Tensor:
+        """(C, R [+ 1]) what the residual changes by where G (B, C) changes."""
+        return self.equation.weight[:, None] * (self.at.alpha * change.T @ self.T)
+
+    def floor_derivative(self) -> Tensor:
+        """Of the residual."""
+        return self.sent(self.floor_change())
 
     def alpha_derivative(self) -> Tensor:
-        return self.equation.weight[:, None] * (self.at.alpha * self.G.T @ self.T)
+        return self.sent(self.G)
 
     def _scalar_derivatives(self) -> tuple[Tensor | None, Tensor | None]:
         """By floor and by log α; None for one that is not free."""

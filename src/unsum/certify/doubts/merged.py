@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.number import doubt_missing
+from unsum.certify.further import Further, lengths
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
 from unsum.deadline import out_of_time
@@ -34,7 +35,6 @@ from unsum.losses import Softmax
 TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
 CHANCE = 3.0  # deviations by which noise may lie against a direction
 COPIES = 8  # of a sample at most, of which one is not equal to the others
-STEP = 1e-3  # of a length, for a second difference in float64
 # [1] deviations: how far the lighter of two lies from their mean that weighs a third of the other. Only a sample that is found
 # alone may be such a pair: beside others its weight shows.
 UNEVEN = math.sqrt(3.0)
@@ -129,30 +129,34 @@ def hidden_lengths(question: Question) -> float:
     """The same for siblings of other lengths, s f with s near 1: they lie within the span of A, so only the equation shows them.
 
     To leading order a mean over them differs from f by ½ Var(s) d²/ds² of what s f sends, and T follows as well as it can. One
-    sibling of n, where all others are equal, lies √(n − 1) deviations from the mean.
+    sibling of n, where all others are equal, lies √(n − 1) deviations from the mean. A bound that leaves no doubt is returned
+    as it is.
     """
-    here = question.here
+    here, bounds = question.here, question.information
     if not question.candidate.explains:
         return 0.0
-    D = _lengths(here)
-    solved = followed(here, here.pull_each(D), question.misfit)
-    if solved is None:
-        return math.inf
-    seen = (D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1)).clamp_min(0)
-    variance = question.misfit / (seen + question.misfit**2).sqrt()  # none is larger than 1
-    return math.sqrt((COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
+
+    def spread(seen: Tensor) -> Tensor:
+        variance = question.misfit / (seen.clamp_min(0) + question.misfit**2).sqrt()  # none is larger than 1
+        return ((COPIES - 1) * variance.nan_to_num(nan=1.0)).sqrt()
+
+    most = torch.full_like(here.T[:, 0], torch.inf) if bounds is None else spread(bounds.beside[Further.LENGTHS])
+    unsure = (most > FALSE_ERROR).nonzero()[:, 0]
+    if len(unsure) > 0:
+        D = _lengths(here, unsure)
+        solved = followed(here, here.pull_each(D), question.misfit)
+        if solved is None:
+            return math.inf
+        most[unsure] = spread(D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1))
+    return float(most.max())
 
 
-def _lengths(here: Linearized) -> Tensor:
-    """(B, C, R [+ 1]) what the residual changes by per unit of the variance of each sample's length."""
-    equation, at, h = here.equation, here.at, STEP
-    grown = at.T @ equation.K
-    Y = equation.targets(at)
-    up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
-    first, second = (up - down) / (2 * h), (up - 2 * here.G + down) / h**2
-    change = 0.5 * torch.einsum("ic,ik->ick", second, here.T)
-    change[..., : at.T.shape[1]] += torch.einsum("ic,ik->ick", first, at.T)
-    return equation.weight[:, None] * at.alpha * change
+def _lengths(here: Linearized, some: Tensor) -> Tensor:
+    """(n, C, R [+ 1]) what the residual changes by per unit of the variance of the lengths of some samples."""
+    at, (first, second) = here.at, lengths(here)
+    change = 0.5 * torch.einsum("ic,ik->ick", second[some], here.T[some])
+    change[..., : at.T.shape[1]] += torch.einsum("ic,ik->ick", first[some], at.T[some])
+    return here.equation.weight[:, None] * at.alpha * change
 
 
 class Rest:

@@ -13,9 +13,10 @@ from unsum.certify.candidate import EXPLAINED, FAR
 from unsum.certify.claim import FALSE_ERROR, TRUSTED_ERROR
 from unsum.certify.doubts.faint import SURE as FAINT
 from unsum.certify.doubts.labels import SATURATED
-from unsum.certify.doubts.merged import CHANCE, COPIES, STEP, TOGETHER, UNEVEN, outside_share, probes, usual
+from unsum.certify.doubts.merged import CHANCE, COPIES, TOGETHER, UNEVEN, outside_share, probes, usual
 from unsum.certify.doubts.mixing import SURE, WRONG_LABEL
 from unsum.certify.doubts.nuisance import NOTHING, RESOLVED, TRUSTED
+from unsum.certify.further import STEP
 from unsum.certify.scatter import SPARE
 from unsum.head import Head
 from unsum.separate.at_once.gradients import Observations

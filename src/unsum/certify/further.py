@@ -1,0 +1,50 @@
+"""Unknowns besides the features that may have changed the gradient: what G changes by, per unit.
+
+The residual changes by w ∘ α Σ_i ΔG_i t̃_iᵀ for an unknown that all samples share.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from unsum.equation.equation import Linearized
+
+# [1] of a length, for a second difference in float64.
+# Chosen by: the fourth root of float64's rounding, 1e-4, and ten times that.
+STEP = 1e-3
+
+
+class Further(IntEnum):
+    """The rows of `further_unknowns`."""
+
+    LENGTHS = 0
+    TEMPERATURE = 1
+    TARGET_SIZE = 2
+    FLOOR = 3
+
+
+def further_unknowns(here: Linearized) -> Tensor:
+    """(4, B, C) how G changes with each of them; of `LENGTHS` what T's own scaling leaves."""
+    changes = (0.5 * lengths(here)[1], temperature(here), target_size(here), here.floor_change())
+    return torch.stack(changes)
+
+
+def lengths(here: Linearized) -> tuple[Tensor, Tensor]:
+    """(B, C) first and second derivative of G by the factor s in s f, at s = 1."""
+    equation, at, h = here.equation, here.at, STEP
+    grown, Y = at.T @ equation.K, equation.targets(at)
+    up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
+    return (up - down) / (2 * h), (up - 2 * here.G + down) / h**2
+
+
+def temperature(here: Linearized) -> Tensor:
+    """(B, C) per unit of log τ: G(l/τ)/τ changes by −G − H l, besides the weights, which follow."""
+    return -here.G - here.curvature.times(here.equation.logits(here.at.T))
+
+
+def target_size(here: Linearized) -> Tensor:
+    """(B, C) per unit of the logarithm of what targets were multiplied by."""
+    return -here.equation.targets(here.at)
