@@ -84,7 +84,7 @@ def test_never_beyond_the_whole_equations(seed: int, floor_free: bool) -> None:
     found = sample_information(here, further_unknowns(here))
     assert found is not None
     size = T.numel()
-    J = here.push_each(torch.eye(size + 2, dtype=torch.float64))
+    J = here.push(torch.eye(size + 2, dtype=torch.float64))
     J = J[: size + floor_free].flatten(1)
     D = (weight[:, None] / B * torch.einsum("ic,ik->ick", here.G, here.T)).flatten(1)
     information = torch.cat([J, D]) @ torch.cat([J, D]).T

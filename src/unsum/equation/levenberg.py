@@ -122,9 +122,9 @@ def dense_step(N: Tensor, g: Tensor, damping: float) -> Tensor:
     return torch.zeros_like(g)
 
 
-def can_be_dense(T: Tensor, C: int) -> bool:
+def can_be_dense(unknowns: int, C: int) -> bool:
     """Whether the normal matrix of this many unknowns can be formed and factored in a fraction of a second."""
-    return _dense_work(T.numel(), C) < _AFFORDABLE
+    return _dense_work(unknowns, C) < _AFFORDABLE
 
 
 def seconds_per_iteration(unknowns: int, C: int) -> float:

@@ -144,7 +144,7 @@ def hidden_lengths(question: Question) -> float:
     unsure = (most > FALSE_ERROR).nonzero()[:, 0]
     if len(unsure) > 0:
         D = _lengths(here, unsure)
-        solved = followed(here, here.pull_each(D), question.misfit)
+        solved = followed(here, here.pull(D), question.misfit)
         if solved is None:
             return math.inf
         most[unsure] = spread(D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1))

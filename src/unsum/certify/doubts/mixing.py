@@ -75,13 +75,13 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     The gradient itself says how large it is: what is left of it, along the change that T does not follow. Deviations come on top.
     """
     here, misfit = question.here, question.misfit
-    dense = can_be_dense(here.at.T, here.G.shape[1])
+    dense = can_be_dense(here.entries, here.G.shape[1])
     pairs = _closest_pairs(here.at.T, question.candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
     pairs = pairs if dense else pairs[:1]
     if not pairs:
         return None
-    D, rows = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
-    solved = followed(here, here.pull_each(D, rows), misfit)
+    D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
+    solved = followed(here, here.pull(D), misfit)
     if solved is None:
         return float("inf"), *pairs[0]
     flat = D.flatten(1)
@@ -91,7 +91,7 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     )
     blocks = torch.stack([information[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] for n in range(len(pairs))])
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
-    along = (flat @ here.residual[rows].flatten() - solved[1] @ here.gradient).view(-1, 2)
+    along = (flat @ here.residual.flatten() - solved[1] @ here.gradient).view(-1, 2)
     said = torch.linalg.lstsq(blocks, along[..., None]).solution[..., 0].abs().amax(1)
     most = (said + SURE * deviations).nan_to_num(nan=torch.inf)
     worst = int(most.argmax())
@@ -111,12 +111,9 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int,
     return sorted(found, key=found.__getitem__)
 
 
-def _mixed(here: Linearized, turns: Tensor) -> tuple[Tensor, Tensor]:
-    """(m, n, R [+ 1]) what the residual changes by, per unit, when label i turns into label k, in the n classes of these labels;
-    turns (m, 2) are i, k."""
-    equation, (i, k) = here.equation, turns.T
-    assert equation.Y is not None
-    turned = equation.Y[i] - equation.Y[k]
-    rows = (turned != 0).any(0).nonzero()[:, 0]
-    turned = turned[:, rows] * (1 - equation.classes * here.at.floor) * equation.weight[rows] * here.at.alpha
-    return turned[:, :, None] * here.T[i][:, None], rows
+def _mixed(here: Linearized, turns: Tensor) -> Tensor:
+    """(m, C, R [+ 1]) what the residual changes by, per unit, when label i turns into label k; turns (m, 2) are i, k."""
+    i, k = turns.T
+    Y = here.equation.targets(here.at)
+    turned = (Y[i] - Y[k]) * here.equation.weight * here.at.alpha
+    return turned[:, :, None] * here.T[i][:, None]

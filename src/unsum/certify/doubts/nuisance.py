@@ -27,7 +27,7 @@ RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to 
 def doubt_nuisance(question: Question) -> list[str]:
     """The doubt that something which was taken for granted was different, and nothing shows it."""
     candidate, here, doubts = question.candidate, question.here, []
-    scale = here.alpha_derivative()[None] if candidate.equation.alpha_free else here.residual[None][:0]
+    scale = here.alpha_derivative() if candidate.equation.alpha_free else here.residual[None][:0]
 
     def changes_features(unknown: Further, change: Tensor) -> bool:
         columns = partial(torch.cat, [here.sent(change)[None], scale])
@@ -67,7 +67,7 @@ def _weights(question: Question) -> Tensor:
     Of several heads below each other each has weights of its own, and so a scale.
     """
     here, n = question.here, question.observation.loss.heads
-    change = here.equation.weight[:, None] * here.at.alpha * torch.einsum("ic,ik->ick", here.G, here.T)
+    change = here.sent_each(here.G)
     own = torch.eye(n, dtype=change.dtype, device=change.device).repeat_interleave(change.shape[1] // n, dim=1)
     return (own[:, None, :, None] * change).flatten(0, 1)
 
@@ -87,7 +87,7 @@ def _smoothing_open(question: Question) -> bool:
     if bounds is not None and not hidden(bounds.beside[Further.FLOOR].max()):
         return False
     D = here.floor_derivative()[None]
-    solved = followed(here, here.pull(D[0])[None], question.misfit)
+    solved = followed(here, here.pull(D), question.misfit)
     return solved is None or hidden(D.square().sum() - (solved[0] * solved[1]).sum())
 
 
@@ -99,7 +99,7 @@ def _added_error(question: Question, D: Tensor) -> float:
         return 0.0
     norms = D.flatten(1).norm(dim=1)
     unit = D / norms.view(-1, *[1] * (D.ndim - 1))
-    solved = followed(here, here.pull_each(unit), misfit)
+    solved = followed(here, here.pull(unit), misfit)
     return torch.inf if solved is None else left_open(unit.flatten(1), norms, *solved, misfit, here.at.T)
 
 
