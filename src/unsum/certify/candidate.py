@@ -16,7 +16,7 @@ EXPLAINED = 20.0  # standard deviations: solutions stay below even where a clien
 FAR = 20.0  # times the usual length, which no sample has
 VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
-_POLISHED = 60  # [steps] with the noise model's own weights. Chosen by: arbitrary budget
+POLISHED = 60  # [steps] with the noise model's own weights. Chosen by: arbitrary budget
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
 
 
@@ -98,7 +98,7 @@ def reweighted(observation: Observation, equation: Equation, at: Unknowns) -> Ca
     """Solved on from `at` with the noise model's weights there."""
     weight = observation.weights_at(at, targets_of(equation, at)) * (equation.weight > 0)
     equation = equation.with_rows(weight)
-    polished = solve(equation, at, _POLISHED, in_noise_units=True)
+    polished = solve(equation, at, POLISHED, in_noise_units=True)
     at = polished if polished.is_sound else at
     return Candidate(at, targets_of(equation, at), certify(equation, at, observation), equation)
 

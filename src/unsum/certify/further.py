@@ -18,22 +18,30 @@ STEP = 1e-3
 
 
 class Further(IntEnum):
-    """The rows of `further_unknowns`."""
+    """The rows of `further_unknowns`; those from `EXCHANGED` on are one for each sample."""
 
     LENGTHS = 0
     TEMPERATURE = 1
     TARGET_SIZE = 2
     FLOOR = 3
+    EXCHANGED = 4
 
 
-def further_unknowns(here: Linearized) -> Tensor:
-    """(4, B, C) how G changes with each of them; of `LENGTHS` what T's own scaling leaves."""
-    changes = (0.5 * lengths(here)[1], temperature(here), target_size(here), here.floor_change())
-    return torch.stack(changes)
+def further_unknowns(here: Linearized, *, exchanged: bool) -> Tensor:
+    """(…, 4 [+ B], B, C) how G changes with each; of `LENGTHS` what T's own scaling leaves.
+
+    With `exchanged` labels, one for each other sample whose label a label may turn into.
+    """
+    first = (0.5 * lengths(here)[1], temperature(here), target_size(here), here.floor_change())
+    changes = torch.stack(first, dim=-3)
+    if not exchanged:
+        return changes
+    Y = here.equation.targets(here.at)
+    return torch.cat([changes, Y.unsqueeze(-3) - Y.unsqueeze(-2)], dim=-3)
 
 
 def lengths(here: Linearized) -> tuple[Tensor, Tensor]:
-    """(B, C) first and second derivative of G by the factor s in s f, at s = 1."""
+    """(…, B, C) first and second derivative of G by the factor s in s f, at s = 1."""
     equation, at, h = here.equation, here.at, STEP
     grown, Y = at.T @ equation.K, equation.targets(at)
     up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
@@ -41,10 +49,10 @@ def lengths(here: Linearized) -> tuple[Tensor, Tensor]:
 
 
 def temperature(here: Linearized) -> Tensor:
-    """(B, C) per unit of log τ: G(l/τ)/τ changes by −G − H l, besides the weights, which follow."""
+    """(…, B, C) per unit of log τ: G(l/τ)/τ changes by −G − H l, besides the weights, which follow."""
     return -here.G - here.curvature.times(here.equation.logits(here.at.T))
 
 
 def target_size(here: Linearized) -> Tensor:
-    """(B, C) per unit of the logarithm of what targets were multiplied by."""
+    """(…, B, C) per unit of the logarithm of what targets were multiplied by."""
     return -here.equation.targets(here.at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +10,7 @@ from unsum.certify.counted import count
 from unsum.certify.further import Further, further_unknowns
 from unsum.certify.information import SampleInformation, sample_information
 from unsum.equation.equation import Linearized
+from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -31,20 +31,23 @@ class Question:
         return Linearized(self.candidate.equation, self.candidate.at)
 
     @cached_property
-    def information(self) -> SampleInformation | None:
+    def is_dense(self) -> bool:
+        """Whether the normal matrix is small enough to be formed."""
+        return can_be_dense(self.here.entries, self.here.G.shape[1])
+
+    @cached_property
+    def information(self) -> SampleInformation:
         """What is determined of each sample at least, also with each unknown of `Further` free."""
-        return sample_information(self.here, further_unknowns(self.here))
+        return sample_information(self.here, further_unknowns(self.here, exchanged=self.is_dense))
 
     def errors_at_most(self, unknown: Further | None = None) -> float:
         """A bound of the features' largest relative error with free weights, and that unknown free.
 
         inf where there is no bound.
         """
-        bounds = self.information
-        if bounds is None:
-            return math.inf
-        variance = bounds.variance * self.misfit**2 if unknown is None else bounds.with_unknown(unknown, self.misfit)
-        return float((variance.sqrt() / self.candidate.at.T.norm(dim=1).clamp_min(1e-300)).max())
+        variance = self.information.variance_with(unknown, self.misfit)
+        sizes = self.candidate.at.T.norm(dim=1).clamp_min(1e-300)
+        return float((variance.sqrt() / sizes).max())
 
     @property
     def batch_size(self) -> int | None:

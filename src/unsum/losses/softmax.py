@@ -25,10 +25,10 @@ class Softmax(Loss):
 
     def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:
         """m P_c ‖W_c − Σ_k p̄_k W_k‖, with the batch's mean p̄: rows share what they answer alike."""
-        P = torch.softmax(logits, dim=1)
-        mean = P.mean(0).to(W.dtype) @ W
-        squares = row_norms.square() - 2 * (W @ mean).double() + (mean @ mean).double()
-        return self.mass(logits, Y)[:, None] * P * squares.clamp_min(0).sqrt()
+        P = torch.softmax(logits, dim=-1)
+        mean = P.mean(-2, keepdim=True).to(W.dtype) @ W
+        squares = row_norms.square() - 2 * (mean @ W.T).double() + (mean @ mean.mT).double()
+        return self.mass(logits, Y)[..., None] * P * squares.clamp_min(0).sqrt()
 
     def class_weights(self, C: int) -> Tensor | None:  # noqa: ARG002 (others need it)
         """(C,) the weight of a sample by its label, where that alone decides; None for equal ones."""

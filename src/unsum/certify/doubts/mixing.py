@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate
+from unsum.certify.further import Further
+from unsum.certify.information import SampleInformation
 from unsum.certify.question import Question, name_some
 from unsum.certify.scatter import followed
 from unsum.equation.equation import Linearized
-from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
@@ -74,12 +75,16 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
 
     The gradient itself says how large it is: what is left of it, along the change that T does not follow. Deviations come on top.
     """
-    here, misfit = question.here, question.misfit
-    dense = can_be_dense(here.entries, here.G.shape[1])
-    pairs = _closest_pairs(here.at.T, question.candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
+    here, misfit, dense = question.here, question.misfit, question.is_dense
+    labels = question.candidate.Y.argmax(1)
+    pairs = _closest_pairs(here.at.T, labels, _NEIGHBORS if dense else 1)
     pairs = pairs if dense else pairs[:1]
     if not pairs:
         return None
+    if dense:
+        bound = float(mixed_at_most(question.information, here, labels, here.T.new_tensor(misfit)))
+        if bound < WRONG_LABEL:
+            return bound, *pairs[0]
     D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
     solved = followed(here, here.pull(D), misfit)
     if solved is None:
@@ -96,6 +101,18 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     most = (said + SURE * deviations).nan_to_num(nan=torch.inf)
     worst = int(most.argmax())
     return float(most[worst]), *pairs[worst]
+
+
+def mixed_at_most(bounds: SampleInformation, here: Linearized, labels: Tensor, misfit: Tensor) -> Tensor:
+    """(…) a bound of the largest exchange among all pairs of different labels (…, B).
+
+    Each of the two shows in its own sample's part of the residual: half of both squares is no more than the residual's.
+    What the gradient says of an exchange is no more than the whole residual along it.
+    """
+    beside = bounds.beside[..., Further.EXCHANGED :, :]
+    least = 0.5 * torch.minimum(beside, beside.mT) + misfit[..., None, None].square()
+    most = (here.cost.sqrt() + SURE * misfit)[..., None, None] * least.rsqrt()
+    return most.where(labels[..., None, :] != labels[..., None], 0.0).amax((-2, -1))
 
 
 def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int, int]]:

@@ -74,7 +74,7 @@ def _weights(question: Question) -> Tensor:
 
 def _smoothing_open(question: Question) -> bool:
     """Whether hard labels, at a scale that only the gradient tells, may have been smoothed ones at another."""
-    here, equation, bounds = question.here, question.candidate.equation, question.information
+    here, equation, beside = question.here, question.candidate.equation, question.information.beside
     if question.knowledge.labels is not None or equation.floor_free or not equation.alpha_free or equation.Y is None:
         return False
     if not isinstance(question.observation.loss, CrossEntropy):
@@ -84,7 +84,7 @@ def _smoothing_open(question: Question) -> bool:
         needed = question.misfit * question.observation.classes / TRUSTED
         return needed > math.sqrt(max(float(seen), 1e-300))
 
-    if bounds is not None and not hidden(bounds.beside[Further.FLOOR].max()):
+    if not hidden(beside[Further.FLOOR].max()):
         return False
     D = here.floor_derivative()[None]
     solved = followed(here, here.pull(D), question.misfit)
