@@ -167,5 +167,5 @@ def noise_outside(here: Linearized, level: Tensor, inputs: int) -> Tensor:
     F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the factorization, and passes on the
     noise of every entry, also outside the span of A.
     """
-    inverse: Tensor = torch.linalg.pinv(here.at.alpha[..., None] * here.G.mT / level[..., None])
+    inverse: Tensor = torch.linalg.pinv((here.at.alpha[..., None] * here.G).mT / level[..., None])
     return inverse.norm(dim=-1) * inputs**0.5

@@ -92,7 +92,7 @@ def _write(
     """The claims, and the answers in the attacker's own order."""
     T, targets = here.at.T, here.equation.targets(here.at)
     logits, features = here.equation.logits(T), (T @ seen.A).to(working_type(head))
-    missed = (here.at.alpha[..., None] * here.G.mT @ T - seen.U).norm(dim=(1, 2)) / seen.U.norm(dim=(1, 2))
+    missed = ((here.at.alpha[..., None] * here.G).mT @ T - seen.U).norm(dim=(1, 2)) / seen.U.norm(dim=(1, 2))
     residuals, told = missed.tolist(), errors.cpu()
     for n, place in enumerate(seen.place.tolist()):
         Y, known = targets[n], Knowledge(batch_size=sizes[place])
