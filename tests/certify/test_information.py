@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.doubts.mixing import mixed_at_most
-from unsum.certify.further import Further, further_unknowns, lengths, temperature
+from unsum.certify.further import Further, all_others, further_unknowns, lengths, temperature
 from unsum.certify.information import sample_information
 from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.losses import SquaredError
@@ -83,7 +83,7 @@ def test_never_beyond_the_whole_equations(seed: int, floor_free: bool) -> None:
     b = 0.3 * torch.randn(C, generator=generator, dtype=torch.float64)
     equation = Equation(K, b, U, weight, 2.0, Y, floor_free=floor_free)
     here = Linearized(equation, Unknowns.of(T, 1 / B, 0.001))
-    found = sample_information(here, further_unknowns(here, exchanged=True))
+    found = sample_information(here, further_unknowns(here, all_others(here)))
     size = T.numel()
     J = here.push(torch.eye(size + 2, dtype=torch.float64))
     J = J[: size + floor_free].flatten(1)
@@ -117,7 +117,7 @@ def test_an_exchange_of_labels_by_hand() -> None:
     equation = Equation(K, b, torch.zeros(C, 2).double(), torch.ones_like(b), Y=Y, loss=SquaredError())
     here = Linearized(equation, Unknowns.of(T, ALPHA))
     here.G = G
-    found = sample_information(here, further_unknowns(here, exchanged=True)[Further.EXCHANGED :])
+    found = sample_information(here, further_unknowns(here, all_others(here))[Further.EXCHANGED :])
     shown = [[0.0, 2 * (4 * ALPHA) ** 2], [2 * (2 * ALPHA) ** 2, 0.0]]
     assert torch.allclose(found.beside, numbers(*shown), atol=1e-9)
     here.cost = torch.tensor(9.0, dtype=torch.float64)

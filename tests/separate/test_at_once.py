@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import unsum
 from unsum.certify.doubts.merged import CHANCE, Rest, hidden_spread, spread_of_lengths
 from unsum.certify.doubts.mixing import hidden_mixing, mixed_at_most
-from unsum.certify.further import further_unknowns
+from unsum.certify.further import all_others, further_unknowns
 from unsum.certify.information import sample_information
 from unsum.certify.question import Question
 from unsum.equation.equation import Equation, Linearized, Unknowns
@@ -142,7 +142,7 @@ def test_every_doubt_has_the_same_figure(asked: tuple[Question, Observations, Li
     assert norm == pytest.approx(rest.norm, rel=1e-6)
     assert 0.999 * (rest.largest - CHANCE) < largest < 1.1 * (rest.largest - CHANCE)
     assert 0.2 * spread < float(evidence._hidden_spread(head, seen, here)) < 1.001 * spread  # by its norm alone
-    bounds = sample_information(here, further_unknowns(here, exchanged=True))
+    bounds = sample_information(here, further_unknowns(here, all_others(here)))
     assert torch.allclose(bounds.variance[0], question.information.variance, rtol=1e-3)
     assert torch.allclose(bounds.beside[0], question.information.beside, rtol=1e-3, atol=1e3)
     for i in range(len(at.T)):

@@ -18,7 +18,7 @@ STEP = 1e-3
 
 
 class Further(IntEnum):
-    """The rows of `further_unknowns`; those from `EXCHANGED` on are one for each sample."""
+    """The rows of `further_unknowns`; those from `EXCHANGED` on are labels that turn into others."""
 
     LENGTHS = 0
     TEMPERATURE = 1
@@ -27,17 +27,20 @@ class Further(IntEnum):
     EXCHANGED = 4
 
 
-def further_unknowns(here: Linearized, *, exchanged: bool) -> Tensor:
-    """(…, 4 [+ B], B, C) how G changes with each; of `LENGTHS` what T's own scaling leaves.
+def further_unknowns(here: Linearized, others: Tensor) -> Tensor:
+    """(…, 4 + n, B, C) how G changes with each; of `LENGTHS` what T's own scaling leaves.
 
-    With `exchanged` labels, one for each other sample whose label a label may turn into.
+    Labels turn into those of the `others` (n, B) or (n, 1): `all_others`, or some.
     """
     first = (0.5 * lengths(here)[1], temperature(here), target_size(here), here.floor_change())
-    changes = torch.stack(first, dim=-3)
-    if not exchanged:
-        return changes
-    Y = here.equation.targets(here.at)
-    return torch.cat([changes, Y.unsqueeze(-3) - Y.unsqueeze(-2)], dim=-3)
+    Y = here.equation.targets(here.at).unsqueeze(-3)
+    turned = Y[..., 0, others, :] - Y
+    return torch.cat([torch.stack(first, dim=-3), turned], dim=-3)
+
+
+def all_others(here: Linearized) -> Tensor:
+    """(B, 1)."""
+    return torch.arange(here.G.shape[-2], device=here.G.device)[:, None]
 
 
 def lengths(here: Linearized) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 from unsum.certify.candidate import Candidate
 from unsum.certify.counted import count
-from unsum.certify.further import Further, further_unknowns
+from unsum.certify.further import Further, all_others, further_unknowns
 from unsum.certify.information import SampleInformation, sample_information
 from unsum.equation.equation import Linearized
 from unsum.equation.levenberg import can_be_dense
@@ -38,7 +41,15 @@ class Question:
     @cached_property
     def information(self) -> SampleInformation:
         """What is determined of each sample at least, also with each unknown of `Further` free."""
-        return sample_information(self.here, further_unknowns(self.here, exchanged=self.is_dense))
+        others = all_others(self.here) if self.is_dense else self.nearest[None]
+        return sample_information(self.here, further_unknowns(self.here, others))
+
+    @cached_property
+    def nearest(self) -> Tensor:
+        """(B,) the sample of another label whose features are closest; any, where there is none."""
+        T, labels = self.candidate.at.T, self.candidate.Y.argmax(1)
+        alike = labels[:, None] == labels
+        return torch.cdist(T, T).masked_fill(alike, torch.inf).argmin(1)
 
     def errors_at_most(self, unknown: Further | None = None) -> float:
         """A bound of the features' largest relative error with free weights, and that unknown free.

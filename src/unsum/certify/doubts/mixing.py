@@ -82,9 +82,12 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     if not pairs:
         return None
     if dense:
-        bound = float(mixed_at_most(question.information, here, labels, here.T.new_tensor(misfit)))
-        if bound < WRONG_LABEL:
-            return bound, *pairs[0]
+        bound = mixed_at_most(question.information, here, labels, here.T.new_tensor(misfit))
+    else:  # samples of the closest pair are each other's nearest
+        shown = question.information.beside[Further.EXCHANGED, list(pairs[0])]
+        bound = _open(shown.min(), here.cost, here.T.new_tensor(misfit))
+    if float(bound) < WRONG_LABEL:
+        return float(bound), *pairs[0]
     D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
     solved = followed(here, here.pull(D), misfit)
     if solved is None:
@@ -109,10 +112,14 @@ def mixed_at_most(bounds: SampleInformation, here: Linearized, labels: Tensor, m
     Each of the two shows in its own sample's part of the residual: half of both squares is no more than the residual's.
     What the gradient says of an exchange is no more than the whole residual along it.
     """
-    beside = bounds.beside[..., Further.EXCHANGED :, :]
-    least = 0.5 * torch.minimum(beside, beside.mT) + misfit[..., None, None].square()
-    most = (here.cost.sqrt() + SURE * misfit)[..., None, None] * least.rsqrt()
+    shown = bounds.beside[..., Further.EXCHANGED :, :]
+    most = _open(torch.minimum(shown, shown.mT), here.cost[..., None, None], misfit[..., None, None])
     return most.where(labels[..., None, :] != labels[..., None], 0.0).amax((-2, -1))
+
+
+def _open(shown: Tensor, cost: Tensor, misfit: Tensor) -> Tensor:
+    """How much of two labels may be exchanged, each of which shows at least so much, squared."""
+    return (cost.sqrt() + SURE * misfit) * (0.5 * shown + misfit.square()).rsqrt()
 
 
 def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from unsum.certify.doubts.labels import SATURATED
 from unsum.certify.doubts.merged import CHANCE, TOGETHER, answers, spread_of_lengths, spread_within
 from unsum.certify.doubts.mixing import WRONG_LABEL, mixed_at_most
 from unsum.certify.doubts.nuisance import TRUSTED
-from unsum.certify.further import Further, further_unknowns
+from unsum.certify.further import Further, all_others, further_unknowns
 from unsum.certify.information import sample_information
 from unsum.certify.scatter import SPARE, noise_outside, prior_of, scatter_of
 from unsum.equation.equation import Linearized
@@ -36,7 +36,7 @@ def weigh(head: Head, seen: Observations, here: Linearized) -> tuple[Tensor, Ten
     outside = noise_outside(here, seen.level, seen.A.shape[2])
     errors = ((scatter.clamp_min(0) + outside.square()).sqrt() / size).nan_to_num(nan=torch.inf)
     predicted = errors.amax(1)
-    bounds = sample_information(here, further_unknowns(here, exchanged=True))
+    bounds = sample_information(here, further_unknowns(here, all_others(here)))
 
     def open_by(unknown: Further | None) -> Tensor:
         return (bounds.variance_with(unknown, floor).sqrt() / size).amax(1)
