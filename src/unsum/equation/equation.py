@@ -341,12 +341,12 @@ class EquationProblem(Problem):
 def solve(
     equation: Equation,
     start: Unknowns,
-    iterations: int = 100,
+    steps: int | Budget = 100,
     *,
     in_noise_units: bool = False,
     roughly: bool = False,
 ) -> Unknowns:
-    """Minimize ‖residual‖² from `start`, until it stagnates, or for `iterations`; where that ends.
+    """Minimize ‖residual‖² from `start`, until it stagnates, or for so many `steps`; where that ends.
 
     Where the residual comes in units of its noise, what is below that noise need not be pursued further: as soon as it
     hardly falls, or `roughly` at once. Inexact steps are pursued all the same, since a long valley may lead on.
@@ -357,5 +357,6 @@ def solve(
     noise, enough = below * (in_noise_units and problem.dense), below * roughly
     rows = start.vector if start.T.ndim == 3 else start.vector[None]
     # Starts that are solved together are so many as their caller can hold.
-    ends = descend(problem, rows, Budget(steps=iterations), Limits(enough, noise)).s
+    budget = Budget(steps=steps) if isinstance(steps, int) else steps
+    ends = descend(problem, rows, budget, Limits(enough, noise)).s
     return Unknowns.of_vector(ends if start.T.ndim == 3 else ends[0], B, R)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.certify.candidate import POLISHED
+from unsum.certify.candidate import polishing
 from unsum.certify.claim import Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.network import doubt_network
@@ -73,7 +73,7 @@ def _answer(head: Head, seen: Observations, sizes: list[int | None], seed: int, 
     precision, at = torch.finfo(head.W.dtype).eps / 2, Unknowns.of(first, alpha)
     weight = noise_weights(equations, at, seen.level, head.row_norms(head.W), precision)
     equations = equations.with_rows(weight)
-    at = solve(equations, at, POLISHED, in_noise_units=True)
+    at = solve(equations, at, polishing(equations), in_noise_units=True)
     apart = torch.cdist(at.T, second).amin(2) / at.T.norm(dim=2).clamp_min(1e-300)
     errors, sure = weigh(head, seen, Linearized(equations, at))
     kept = (sure & (apart.amax(1) < SAME_SOLUTION)).nonzero()[:, 0]
