@@ -129,7 +129,7 @@ def _usual_of(rows: Tensor, most: int) -> Tensor:
 def probes(head: Head) -> Tensor:
     """(PROBES, C) W u for usual directions u, always the same ones."""
     H, generator = head.W.shape[1], torch.Generator().manual_seed(0)
-    u = torch.randn(PROBES, H, generator=generator).to(head.W.device, torch.float64)
+    u = torch.randn(PROBES, H, generator=generator, dtype=torch.float64).to(head.W.device)
     return head.logits(u / u.norm(dim=1, keepdim=True))
 
 
