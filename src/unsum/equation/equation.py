@@ -207,12 +207,10 @@ class Linearized:
         Z = alpha[..., None] * self.curvature.times(Z.unflatten(-1, (m, -1)))
         dT = (Z.flatten(-3, -2) @ equation.K.mT).unflatten(-2, (B, m)).transpose(-3, -2)
         dT = dT + (alpha * self.G).unsqueeze(-3) @ weighted[..., :R]
-        pulled = V.new_zeros(*dT.shape[:-2], self.at.vector.shape[-1])
-        pulled[..., : B * R] = dT.flatten(-2)
+        along = dT.new_zeros(*dT.shape[:-2], 1 + self.at.log_alpha.shape[-1])
         for place, D in self._scalars:
-            along = V.flatten(-2) @ D.flatten(-2).mT
-            pulled[..., place : place + along.shape[-1] or None] = along
-        return pulled
+            along[..., place : place + D.shape[-3] or None] = V.flatten(-2) @ D.flatten(-2).mT
+        return torch.cat([dT.flatten(-2), along], dim=-1)
 
     def push(self, steps: Tensor) -> Tensor:
         """(…, m, C, R [+ 1]) J of each of m steps (…, m, k)."""
@@ -268,10 +266,13 @@ class Linearized:
         N.diagonal(dim1=-3, dim2=-1).add_(((G * squared[..., None, :]) @ G.mT)[..., None])
         full = torch.diag_embed(torch.ones_like(at.vector))
         full[..., : B * R, : B * R] = N.flatten(-4, -3).flatten(-2)
+        if not self._scalars:
+            return full
+        columns, first = self.pull(torch.cat([D for _, D in self._scalars], dim=-3)), 0
         for place, D in self._scalars:
-            which = slice(place, place + D.shape[-3] or None)
-            columns = self.pull(D)
-            full[..., which, :], full[..., which] = columns, columns.mT
+            which, own = slice(place, place + D.shape[-3] or None), columns[..., first : first + D.shape[-3], :]
+            full[..., which, :], full[..., which] = own, own.mT
+            first += D.shape[-3]
         return full
 
     def coupling(self) -> Tensor:
