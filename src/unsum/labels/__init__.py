@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.knowledge import Knowledge
-from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star, row_sum  # noqa: F401 (registers)
+from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star, row_sum, template  # noqa: F401 (registers)
 from unsum.labels.method import LABEL_RULES, Clues, LabelRule
 from unsum.update import Update
 
