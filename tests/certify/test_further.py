@@ -1,10 +1,10 @@
-"""Further unknowns by hand, under a squared error: G = s l + b − y is linear in the length s."""
+"""FurtherUnknown unknowns by hand, under a squared error: G = s l + b − y is linear in the length s."""
 
 from __future__ import annotations
 
 import torch
 
-from unsum.certify.further import Further, all_others, further_unknowns, lengths
+from unsum.certify.further import FurtherUnknown, all_others, further_unknowns, lengths
 from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.losses import SquaredError
 
@@ -20,10 +20,10 @@ def test_what_each_changes() -> None:
     assert torch.allclose(second, torch.zeros_like(second), atol=1e-6)
     found = further_unknowns(here, all_others(here))
     logits = T @ K + b
-    assert torch.allclose(found[Further.TEMPERATURE], Y - 2 * logits)  # −G − l
-    assert torch.allclose(found[Further.TARGET_SIZE], -Y)
-    assert torch.allclose(found[Further.FLOOR], 3 * Y - 1)
-    assert torch.equal(found[Further.EXCHANGED], Y[0] - Y)
-    assert torch.equal(found[Further.EXCHANGED + 1], Y[1] - Y)
+    assert torch.allclose(found[FurtherUnknown.TEMPERATURE], Y - 2 * logits)  # −G − l
+    assert torch.allclose(found[FurtherUnknown.TARGET_SIZE], -Y)
+    assert torch.allclose(found[FurtherUnknown.FLOOR], 3 * Y - 1)
+    assert torch.equal(found[FurtherUnknown.EXCHANGED], Y[0] - Y)
+    assert torch.equal(found[FurtherUnknown.EXCHANGED + 1], Y[1] - Y)
     near = further_unknowns(here, torch.tensor([[1, 0]]))
-    assert torch.equal(near[Further.EXCHANGED :], torch.stack([Y[1] - Y[0], Y[0] - Y[1]])[None])
+    assert torch.equal(near[FurtherUnknown.EXCHANGED :], torch.stack([Y[1] - Y[0], Y[0] - Y[1]])[None])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.doubts.mixing import mixed_at_most
-from unsum.certify.further import Further, all_others, further_unknowns, lengths, temperature
+from unsum.certify.further import FurtherUnknown, all_others, further_unknowns, lengths, temperature
 from unsum.certify.information import sample_information
 from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.losses import SquaredError
@@ -96,14 +96,14 @@ def test_never_beyond_the_whole_equations(seed: int, floor_free: bool) -> None:
     information = torch.cat([J, D, tempered]) @ torch.cat([J, D, tempered]).T
     information[-1, -1] += 1
     exact = torch.linalg.inv(information).diagonal()[:size].view(B, B).sum(1)
-    assert bool((exact < found.variance_with(Further.TEMPERATURE, 1.0)).all())
+    assert bool((exact < found.variance_with(FurtherUnknown.TEMPERATURE, 1.0)).all())
     first, second = lengths(here)
     for i in range(B):
         column = 0.5 * torch.einsum("c,k->ck", second[i], here.T[i])
         column[:, :B] += torch.einsum("c,k->ck", first[i], T[i])
         column = (weight[:, None] / B * column).flatten()
         left = column - J.T @ torch.linalg.lstsq(J.T, column[:, None]).solution[:, 0]
-        bound = float(found.beside[Further.LENGTHS, i])
+        bound = float(found.beside[FurtherUnknown.LENGTHS, i])
         assert 1e-4 * float(left.square().sum()) < bound < float(left.square().sum())
 
 
@@ -117,11 +117,11 @@ def test_an_exchange_of_labels_by_hand() -> None:
     equation = Equation(K, b, torch.zeros(C, 2).double(), torch.ones_like(b), Y=Y, loss=SquaredError())
     here = Linearized(equation, Unknowns.of(T, ALPHA))
     here.G = G
-    found = sample_information(here, further_unknowns(here, all_others(here))[Further.EXCHANGED :])
+    found = sample_information(here, further_unknowns(here, all_others(here))[FurtherUnknown.EXCHANGED :])
     shown = [[0.0, 2 * (4 * ALPHA) ** 2], [2 * (2 * ALPHA) ** 2, 0.0]]
     assert torch.allclose(found.beside, numbers(*shown), atol=1e-9)
     here.cost = torch.tensor(9.0, dtype=torch.float64)
-    bounds = replace(found, beside=torch.cat([torch.zeros(Further.EXCHANGED, 2).double(), found.beside]))
+    bounds = replace(found, beside=torch.cat([torch.zeros(FurtherUnknown.EXCHANGED, 2).double(), found.beside]))
     labels, misfit = torch.tensor([0, 1]), torch.tensor(2.0, dtype=torch.float64)
     most = mixed_at_most(bounds, here, labels, misfit)
     assert float(most) == pytest.approx((3 + 4 * 2) / (0.5 * 2 * (2 * ALPHA) ** 2 + 4) ** 0.5)

@@ -17,7 +17,7 @@ from unsum.equation.equation import Linearized
 STEP = 1e-3
 
 
-class Further(IntEnum):
+class FurtherUnknown(IntEnum):
     """The rows of `further_unknowns`; those from `EXCHANGED` on are labels that turn into others."""
 
     LENGTHS = 0

@@ -61,7 +61,7 @@ class SampleInformation:
 
 
 def sample_information(here: Linearized, further: Tensor) -> SampleInformation:
-    """The bounds at points, for further unknowns that change G (…, B, C) by `further` (…, m, B, C)."""
+    """The bounds at points, for unknowns that change G (…, B, C) by `further` (…, m, B, C)."""
     equation, weight = here.equation, here.equation.weight[..., None, :]
     (B, C), R, heads = here.G.shape[-2:], here.at.T.shape[-1], equation.loss.heads
     if heads * B + R > C or here.T.shape[-1] < B:
@@ -74,7 +74,8 @@ def sample_information(here: Linearized, further: Tensor) -> SampleInformation:
     others = torch.linalg.qr(own.mT).Q  # (…, C, heads · B)
     held = max(1, _HELD // (here.at.T[..., :1, :].numel() * C))
     parts = torch.arange(B, device=weight.device).split(held)
-    bounds = [_of_some(here, part, further[..., part, :] * weight[..., None, :, :], others) for part in parts]
+    further = further * weight.unsqueeze(-3)
+    bounds = [_of_some(here, part, further[..., part, :], others) for part in parts]
     variance, beside, moves = (torch.cat(each, dim=-1) for each in zip(*bounds, strict=True))
     factor = (here.at.alpha / inverse.norm(dim=-2)).square()
     factor = factor.where(off[..., None] < _INDEPENDENT, 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unsum.certify.candidate import Candidate
 from unsum.certify.counted import count
-from unsum.certify.further import Further, all_others, further_unknowns
+from unsum.certify.further import FurtherUnknown, all_others, further_unknowns
 from unsum.certify.information import SampleInformation, sample_information
 from unsum.equation.equation import Linearized
 from unsum.equation.levenberg import can_be_dense
@@ -40,7 +40,7 @@ class Question:
 
     @cached_property
     def information(self) -> SampleInformation:
-        """What is determined of each sample at least, also with each unknown of `Further` free."""
+        """What is determined of each sample at least, also with each unknown of `FurtherUnknown` free."""
         others = all_others(self.here) if self.is_dense else self.nearest[None]
         return sample_information(self.here, further_unknowns(self.here, others))
 
@@ -51,7 +51,7 @@ class Question:
         alike = labels[:, None] == labels
         return torch.cdist(T, T).masked_fill(alike, torch.inf).argmin(1)
 
-    def errors_at_most(self, unknown: Further | None = None) -> float:
+    def errors_at_most(self, unknown: FurtherUnknown | None = None) -> float:
         """A bound of the features' largest relative error with free weights, and that unknown free.
 
         inf where there is no bound.

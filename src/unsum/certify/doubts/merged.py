@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.number import doubt_missing
-from unsum.certify.further import Further, lengths
+from unsum.certify.further import FurtherUnknown, lengths
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
 from unsum.deadline import out_of_time
@@ -152,7 +152,7 @@ def hidden_lengths(question: Question) -> float:
     if not question.candidate.explains:
         return 0.0
     misfit = here.T.new_tensor(question.misfit)
-    most = spread_of_lengths(question.information.beside[Further.LENGTHS], misfit)
+    most = spread_of_lengths(question.information.beside[FurtherUnknown.LENGTHS], misfit)
     unsure = (most > FALSE_ERROR).nonzero()[:, 0]
     if len(unsure) > 0:
         D = _lengths(here, unsure)

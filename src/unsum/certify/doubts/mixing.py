@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate
-from unsum.certify.further import Further
+from unsum.certify.further import FurtherUnknown
 from unsum.certify.information import SampleInformation
 from unsum.certify.question import Question, name_some
 from unsum.certify.scatter import followed
@@ -84,7 +84,7 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     if dense:
         bound = mixed_at_most(question.information, here, labels, here.T.new_tensor(misfit))
     else:  # samples of the closest pair are each other's nearest
-        shown = question.information.beside[Further.EXCHANGED, list(pairs[0])]
+        shown = question.information.beside[FurtherUnknown.EXCHANGED, list(pairs[0])]
         bound = _open(shown.min(), here.cost, here.T.new_tensor(misfit))
     if float(bound) < WRONG_LABEL:
         return float(bound), *pairs[0]
@@ -112,7 +112,7 @@ def mixed_at_most(bounds: SampleInformation, here: Linearized, labels: Tensor, m
     Each of the two shows in its own sample's part of the residual: half of both squares is no more than the residual's.
     What the gradient says of an exchange is no more than the whole residual along it.
     """
-    shown = bounds.beside[..., Further.EXCHANGED :, :]
+    shown = bounds.beside[..., FurtherUnknown.EXCHANGED :, :]
     most = _open(torch.minimum(shown, shown.mT), here.cost[..., None, None], misfit[..., None, None])
     return most.where(labels[..., None, :] != labels[..., None], 0.0).amax((-2, -1))
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unsum.certify.further import Further, target_size, temperature
+from unsum.certify.further import FurtherUnknown, target_size, temperature
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
 from unsum.losses import CrossEntropy
@@ -29,7 +29,7 @@ def doubt_nuisance(question: Question) -> list[str]:
     candidate, here, doubts = question.candidate, question.here, []
     scale = here.alpha_derivative() if candidate.equation.alpha_free else here.residual[None][:0]
 
-    def changes_features(unknown: Further, change: Tensor) -> bool:
+    def changes_features(unknown: FurtherUnknown, change: Tensor) -> bool:
         columns = partial(torch.cat, [here.sent(change)[None], scale])
         return _changes_features(question, unknown, columns)
 
@@ -39,7 +39,7 @@ def doubt_nuisance(question: Question) -> list[str]:
             "with other weights or another scale features would be others."
         )
     # Who declares the loss says that it had no temperature.
-    if question.knowledge.loss is None and changes_features(Further.TEMPERATURE, temperature(here)):
+    if question.knowledge.loss is None and changes_features(FurtherUnknown.TEMPERATURE, temperature(here)):
         doubts.append(
             "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
             "declare the loss (loss='cross-entropy') if it had none."
@@ -48,12 +48,12 @@ def doubt_nuisance(question: Question) -> list[str]:
         doubts.append("Smoothed labels at another scale would send the same gradient, and nothing tells.")
     # A declared squared error has targets of 1; but where the scale came out as another, it may be theirs.
     sized = question.observation.loss.name == "mse" and candidate.equation.alpha_free
-    if sized and changes_features(Further.TARGET_SIZE, target_size(here)):
+    if sized and changes_features(FurtherUnknown.TARGET_SIZE, target_size(here)):
         doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")
     return doubts
 
 
-def _changes_features(question: Question, unknown: Further | None, columns: Callable[[], Tensor]) -> bool:
+def _changes_features(question: Question, unknown: FurtherUnknown | None, columns: Callable[[], Tensor]) -> bool:
     """Whether an unknown, or the weights for None, may change features by more than is trusted.
 
     The bound decides where it can; else the normal equations do, for `columns` (n, …) of the residual.
@@ -84,7 +84,7 @@ def _smoothing_open(question: Question) -> bool:
         needed = question.misfit * question.observation.classes / TRUSTED
         return needed > math.sqrt(max(float(seen), 1e-300))
 
-    if not hidden(beside[Further.FLOOR].max()):
+    if not hidden(beside[FurtherUnknown.FLOOR].max()):
         return False
     D = here.floor_derivative()[None]
     solved = followed(here, here.pull(D), question.misfit)

@@ -16,7 +16,7 @@ from unsum.certify.doubts.labels import SATURATED
 from unsum.certify.doubts.merged import CHANCE, TOGETHER, answers, spread_of_lengths, spread_within
 from unsum.certify.doubts.mixing import WRONG_LABEL, mixed_at_most
 from unsum.certify.doubts.nuisance import TRUSTED
-from unsum.certify.further import Further, all_others, further_unknowns
+from unsum.certify.further import FurtherUnknown, all_others, further_unknowns
 from unsum.certify.information import sample_information
 from unsum.certify.scatter import SPARE, noise_outside, prior_of, scatter_of
 from unsum.equation.equation import Linearized
@@ -38,7 +38,7 @@ def weigh(head: Head, seen: Observations, here: Linearized) -> tuple[Tensor, Ten
     predicted = errors.amax(1)
     bounds = sample_information(here, further_unknowns(here, all_others(here)))
 
-    def open_by(unknown: Further | None) -> Tensor:
+    def open_by(unknown: FurtherUnknown | None) -> Tensor:
         return (bounds.variance_with(unknown, floor).sqrt() / size).amax(1)
 
     fine = [
@@ -48,10 +48,10 @@ def weigh(head: Head, seen: Observations, here: Linearized) -> tuple[Tensor, Ten
         here.G.abs().amax((1, 2)) >= FAINT,
         (1 - here.equation.probabilities(T).amax(2)).amax(1) > SATURATED,
         _hidden_spread(head, seen, here) <= FALSE_ERROR,
-        spread_of_lengths(bounds.beside[:, Further.LENGTHS], floor).amax(1) <= FALSE_ERROR,
+        spread_of_lengths(bounds.beside[:, FurtherUnknown.LENGTHS], floor).amax(1) <= FALSE_ERROR,
         mixed_at_most(bounds, here, labels, floor) < WRONG_LABEL,
         open_by(None) <= TRUSTED,
-        open_by(Further.TEMPERATURE) <= TRUSTED,
+        open_by(FurtherUnknown.TEMPERATURE) <= TRUSTED,
     ]
     return errors, torch.stack(fine).all(0)
 
