@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.certify.doubts.merged import CHANCE, Rest, hidden_lengths, hidden_spread
-from unsum.certify.doubts.mixing import hidden_mixing
-from unsum.certify.doubts.nuisance import _added_error, _temperature, _weights
+from unsum.certify.doubts.merged import CHANCE, Rest, hidden_spread, spread_of_lengths
+from unsum.certify.doubts.mixing import hidden_mixing, mixed_at_most
+from unsum.certify.doubts.nuisance import _added_error, _weights
+from unsum.certify.further import all_others, further_unknowns
+from unsum.certify.information import sample_information
 from unsum.certify.question import Question
-from unsum.equation.equation import Equation, Linearized
+from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.separate.at_once import evidence, exact_at_once
-from unsum.separate.at_once.gradients import observe_at_once
-from unsum.separate.at_once.solving import ManyEquations, Points
+from unsum.separate.at_once.gradients import Observations, observe_at_once
 from unsum.separate.exact.search import Search
 
 LABELS = ([7] * 5, [1, 2, 3, 4, 5], [9, 9, 9, 30, 31], [0, 0, 8, 8, 8])
@@ -84,72 +85,87 @@ def test_no_answer_where_one_alone_is_not_certain(model: nn.Linear) -> None:
 
 
 @pytest.fixture(scope="module")
-def asked(model: nn.Linear) -> tuple[Question, Points, evidence._Followed]:
-    """The same answer for both, so that every figure can be compared."""
-    return both(model, sent(model, 0, LABELS[2]))
-
-
-def both(model: nn.Linear, update: unsum.Update) -> tuple[Question, Points, evidence._Followed]:
-    head = Head.of(model, update)
+def asked(model: nn.Linear) -> tuple[Question, Observations, Linearized]:
+    """The same answer for both, in the basis of each, so that every figure can be compared."""
+    head = Head.of(model, sent(model, 0, LABELS[2]))
     observation = observe(head, None)
     candidate = Search.over(observation, None, None, 0).best()
     assert candidate is not None
-    equation: Equation = candidate.equation
+    equation = candidate.equation
     assert equation.Y is not None
-    many = ManyEquations(
-        equation.K[None], equation.b, equation.U[None], equation.weight[None], torch.tensor([equation.beta], dtype=torch.float64),
-        equation.Y[None],
-    )  # fmt: skip
-    here = Points(many, candidate.at.T[None])
-    size = candidate.at.T.norm(dim=1)
-    follow = evidence._Followed(here, size.pow(-2).repeat_interleave(len(size))[None])
-    return Question(head, observation, candidate, Knowledge()), here, follow
-
-
-def test_the_equation_is_the_same(asked: tuple[Question, Points, evidence._Followed]) -> None:
-    question, here, _ = asked
-    torch.manual_seed(2)
-    T = here.T[0] + 0.1 * torch.randn_like(here.T[0])
-    alone = Linearized(question.candidate.equation, replace(question.candidate.at, T=T))
-    many = Points(here.equations, T[None])
-    n = T.numel()
-    assert torch.allclose(many.residual[0], alone.residual, rtol=1e-10, atol=1e-6)
-    assert torch.allclose(many.normal_matrix()[0], alone.normal_matrix[:n, :n], rtol=1e-9)
-    assert torch.allclose(many.gradient()[0], alone.gradient[:n], rtol=1e-9)
-
-
-def test_every_doubt_has_the_same_figure(asked: tuple[Question, Points, evidence._Followed]) -> None:
-    question, here, follow = asked
-    head, at = question.head, question.candidate.at
-    floor = torch.ones(1, dtype=torch.float64)
-    assert question.misfit == 1.0
+    assert head.grad_b is not None
     seen = observe_at_once(head, head.grad_W[None], head.grad_b[None], [None])[0]
-    T = here.T @ (question.observation.A @ seen.A[0].T)  # the same features in the other's basis
-    there = Points(replace(here.equations, K=seen.K), T)
+    turn = observation.A @ seen.A[0].T
+    U = torch.cat([seen.U, (seen.beta[:, None] * seen.grad_b)[..., None]], dim=2)
+    many = Equation(seen.K, equation.b, U, equation.weight[None], seen.beta, equation.Y[None])
+    here = Linearized(many, Unknowns.of((candidate.at.T @ turn)[None], float(candidate.at.alpha)))
+    return Question(head, observation, candidate, Knowledge()), seen, here
+
+
+def test_many_equations_are_each_of_them(asked: tuple[Question, Observations, Linearized]) -> None:
+    """Two gradients of one head at a point each: residual, normal matrix and products are those of each alone."""
+    question, _, here = asked
+    torch.manual_seed(2)
+    one, other = here.equation, replace(here.equation, U=1.1 * here.equation.U, K=0.9 * here.equation.K)
+    both = replace(
+        one,
+        K=torch.cat([one.K, other.K]),
+        U=torch.cat([one.U, other.U]),
+        weight=one.weight.repeat(2, 1),
+        beta=torch.cat([one.beta, one.beta]),
+        Y=torch.cat([one.Y, one.Y]),
+        alpha_free=True,
+    )
+    T = here.at.T + 0.1 * torch.randn(2, *here.at.T.shape[1:], dtype=torch.float64)
+    together = Linearized(both, Unknowns.of(T, 0.3))
+    V, steps = torch.randn(2, 4, *one.U.shape[1:]).double(), torch.randn(2, 4, T[0].numel() + 2).double()
+    for n, equation in enumerate((one, other)):
+        alone = replace(
+            equation, K=equation.K[0], U=equation.U[0], weight=equation.weight[0], beta=float(one.beta), Y=one.Y[0]
+        )
+        single = Linearized(replace(alone, alpha_free=True), Unknowns.of(T[n], 0.3))
+        assert torch.allclose(together.residual[n], single.residual, rtol=1e-9, atol=1e-6)
+        assert torch.allclose(together.normal_matrix[n], single.normal_matrix, rtol=1e-9, atol=1e-6)
+        assert torch.allclose(together.normal_diagonal[n], single.normal_matrix.diagonal(), rtol=1e-9, atol=1e-6)
+        assert torch.allclose(together.gradient[n], single.gradient, rtol=1e-9, atol=1e-6)
+        assert torch.allclose(together.pull(V)[n], single.pull(V[n]), rtol=1e-9, atol=1e-6)
+        assert torch.allclose(together.push(steps)[n], single.push(steps[n]), rtol=1e-9, atol=1e-6)
+    assert float(question.candidate.at.alpha) == pytest.approx(0.2)
+
+
+def test_every_doubt_has_the_same_figure(asked: tuple[Question, Observations, Linearized]) -> None:
+    question, seen, here = asked
+    head, at = question.head, question.candidate.at
+    assert question.misfit == 1.0
     spread = hidden_spread(head, question.observation, at.T, question.candidate.Y, float(at.alpha))
     rest = Rest(head, question.observation)
     norm, largest = seen.rest[0].tolist()
     assert norm == pytest.approx(rest.norm, rel=1e-6)
     assert 0.999 * (rest.largest - CHANCE) < largest < 1.1 * (rest.largest - CHANCE)
-    assert 0.2 * spread < float(evidence._hidden_spread(head, seen, there)) < 1.001 * spread  # by its norm alone
-    assert float(evidence._hidden_lengths(here, follow, floor)) == pytest.approx(hidden_lengths(question), rel=1e-3)
+    assert 0.2 * spread < float(evidence._hidden_spread(head, seen, here)) < 1.001 * spread  # by its norm alone
+    bounds = sample_information(here, further_unknowns(here, all_others(here)))
+    assert torch.allclose(bounds.variance[0], question.information.variance, rtol=1e-3)
+    assert torch.allclose(bounds.beside[0], question.information.beside, rtol=1e-3, atol=1e3)
+    for i in range(len(at.T)):
+        assert float(spread_of_lengths(bounds.beside[:, 0], torch.ones(1).double())[0, i]) < 1e-2
     mixing = hidden_mixing(question)
     assert mixing is not None
-    assert float(evidence._hidden_mixing(here, follow, floor)) == pytest.approx(mixing[0], rel=1e-3)
-    for many, alone in ((evidence._weights, _weights), (evidence._temperature, _temperature)):
-        left = float(evidence._left_open(here, follow, floor, many(here)))
-        assert left == pytest.approx(_added_error(question, alone(question)), rel=1e-3)
+    labels = question.candidate.Y.argmax(1)[None]
+    assert float(mixed_at_most(bounds, here, labels, torch.ones(1).double())) == pytest.approx(mixing[0], rel=1e-3)
+    errors, sure = evidence.weigh(head, seen, here)
+    assert bool(sure[0])
+    assert torch.allclose(errors[0], question.candidate.certificate.errors, rtol=1e-3)
 
 
-def test_what_unequal_weights_leave_is_the_same_figure(model: nn.Linear) -> None:
-    """One weight of 1.0001, for which the answer leaves more than noise: what it is in error by, a hundredth of a per cent."""
+def test_what_unequal_weights_leave_is_bounded(model: nn.Linear) -> None:
+    """One weight of 1.0001: the answer leaves more than noise of the gradient, and its features are off by what follows it."""
     torch.manual_seed(0)
     x, y = torch.randn(2, model.in_features), torch.tensor([3, 5])
     each = nn.functional.cross_entropy(model(x), y, reduction="none")
     gradients = torch.autograd.grad((each * torch.tensor([1.0001, 1.0])).mean(), list(model.parameters()))
-    question, here, follow = both(model, unsum.Update(dict(zip(["weight", "bias"], gradients, strict=True))))
-    floor = torch.ones(1, dtype=torch.float64) * question.misfit
+    head = Head.of(model, unsum.Update(dict(zip(["weight", "bias"], gradients, strict=True))))
+    candidate = Search.over(observe(head, None), None, None, 0).best()
+    assert candidate is not None
+    question = Question(head, observe(head, None), candidate, Knowledge())
     alone = _added_error(question, _weights(question))
-    assert float(evidence._left_open(here, follow, floor, evidence._weights(here))) == pytest.approx(alone, rel=1e-2)
-    true = float((question.candidate.at.T @ question.observation.A - x.double()).norm(dim=1).max())
-    assert true > 0
+    assert 0 < alone < question.errors_at_most()

@@ -263,7 +263,9 @@ def test_a_sample_without_a_trace_leaves_a_doubt(seed: int) -> None:
 def test_targets_beyond_probabilities_are_no_solution() -> None:
     truth = synthetic([5, 1], 40)
     observation = observe(truth.head, None)
-    at = Unknowns(truth.features.double() @ observation.A.T, torch.zeros(()).double(), torch.tensor(0.5).double().log())
+    at = Unknowns(
+        truth.features.double() @ observation.A.T, torch.zeros(()).double(), torch.tensor([0.5]).double().log()
+    )
     found = reweighted(observation, replace(observation.equation(), Y=truth.targets), at)
     assert found.explains
     beyond = replace(found, Y=found.Y + 0.002 * torch.sign(found.Y - 0.5))

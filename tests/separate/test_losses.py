@@ -89,26 +89,22 @@ def test_the_normal_matrix_is_that_of_the_residual(name: str) -> None:
     weight, Y = torch.rand(C).double(), rows(name, B).double()
     equation = Equation(K, b, U, weight, 0.7, Y=Y, alpha_free=True, loss=LOSSES[name][0])
     zero = torch.zeros((), dtype=torch.float64)
-    at = Unknowns(torch.randn(B, R, dtype=torch.float64), zero, zero - 0.3)
+    at = Unknowns(torch.randn(B, R, dtype=torch.float64), zero, zero[None] - 0.3)
 
     def residual(x: Tensor) -> Tensor:
-        return equation.residual(Unknowns(x[:-1].view(B, R), zero, x[-1])).flatten()
+        return equation.residual(Unknowns(x[:-1].view(B, R), zero, x[-1:])).flatten()
 
-    x = torch.cat([at.T.flatten(), at.log_alpha[None]])
+    x = torch.cat([at.T.flatten(), at.log_alpha])
     J, r, here = torch.func.jacrev(residual)(x), residual(x), Linearized(equation, at)
     free = torch.arange(B * R + 2) != B * R  # all but the floor
     assert torch.allclose(here.normal_matrix[free][:, free], J.T @ J, rtol=1e-9, atol=1e-9)
     assert torch.allclose(here.gradient[free], J.T @ r, rtol=1e-9, atol=1e-9)
-    assert torch.allclose(here.normal_diagonal()[free], (J.T @ J).diagonal(), rtol=1e-9, atol=1e-9)
+    assert torch.allclose(here.normal_diagonal[free], (J.T @ J).diagonal(), rtol=1e-9, atol=1e-9)
     assert here.cost == pytest.approx(float(r.square().sum()))
-    few = torch.tensor([0, 2])
-    some = torch.randn(3, len(few), equation.U.shape[1], dtype=torch.float64)
-    V = some.new_zeros(3, *equation.U.shape).index_copy(1, few, some)
-    for pulled in (here.pull_each(V), here.pull_each(some, few)):
-        assert torch.allclose(pulled[:, free], V.flatten(1) @ J, rtol=1e-9, atol=1e-9)
+    V = torch.randn(3, *equation.U.shape, dtype=torch.float64)
+    assert torch.allclose(here.pull(V)[:, free], V.flatten(1) @ J, rtol=1e-9, atol=1e-9)
     steps = torch.randn(3, B * R + 2, dtype=torch.float64)
-    assert torch.allclose(here.push_each(steps).flatten(1), steps[:, free] @ J.T, rtol=1e-9, atol=1e-9)
-    assert torch.allclose(here.push_each(steps)[1], here.push(steps[1]), rtol=1e-9, atol=1e-9)
+    assert torch.allclose(here.push(steps).flatten(1), steps[:, free] @ J.T, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import unsum
 from support.long import long
+from unsum.equation.equation import Linearized, Unknowns
 from unsum.equation.observation import observe
 from unsum.head import Head
-from unsum.separate.uneven import _UnevenResidual
 
 CASES = [
     ([0, 0, 1, 1, 2], [3.0, 3, 3, 1, 1]),  # two clients' batches, averaged 3:1, labels shared
@@ -143,7 +143,19 @@ def test_the_jacobian_is_the_derivative(bias: bool) -> None:
     head = Head.of(model, unsum.capture(model, torch.randn(3, 40).relu(), torch.tensor([1, 2, 2])))
     observation = observe(head if bias else replace(head, grad_b=None), None)
     Y = torch.nn.functional.one_hot(torch.tensor([1, 2, 2]), 12).double()
-    residual = _UnevenResidual(observation, Y, observation.weight)
-    at = torch.randn(3 * observation.rank + 3, dtype=torch.float64)
-    expected = torch.func.jacfwd(residual)(at)
-    assert torch.allclose(residual.jacobian(at), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+    equation = replace(observation.equation(), Y=Y, alpha_free=True)
+    at, R = torch.randn(3 * observation.rank + 4, dtype=torch.float64), observation.rank
+
+    def residual(s: Tensor) -> Tensor:
+        return equation.residual(Unknowns.of_vector(s, 3, R)).flatten()
+
+    expected, here = torch.func.jacfwd(residual)(at), Linearized(equation, Unknowns.of_vector(at, 3, R))
+    expected[:, 3 * R] = 0.0  # the floor is not free
+    jacobian = here.push(torch.eye(len(at), dtype=torch.float64)).flatten(1).T
+    rounding = 1e-12 * float(expected.abs().max())
+    assert torch.allclose(jacobian, expected, rtol=1e-9, atol=rounding)
+    normal = expected.T @ expected
+    normal[3 * R, 3 * R] = 1.0
+    assert torch.allclose(here.normal_matrix, normal, rtol=1e-9, atol=rounding * float(expected.abs().max()))
+    assert torch.allclose(here.normal_diagonal, normal.diagonal(), rtol=1e-9)
+    assert torch.allclose(here.gradient, expected.T @ here.residual.flatten(), rtol=1e-9)

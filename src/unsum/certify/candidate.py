@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unsum.certify.scatter import Certificate, certify, error_of_mean, indistinguishable
+from unsum.engine.budget import Budget
 from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import Observation
 
@@ -16,6 +17,9 @@ EXPLAINED = 20.0  # standard deviations: solutions stay below even where a clien
 FAR = 20.0  # times the usual length, which no sample has
 VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
+# [steps] with the noise model's own weights, where the answer explains the gradient, and elsewhere.
+# Chosen by: arbitrary budget.
+_POLISHED, _TRIED = 60, 20
 _HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
 
 
@@ -84,6 +88,12 @@ def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candid
     return candidate
 
 
+def polishing(equation: Equation) -> Budget:
+    """How far a solution is pursued: one that does not explain the gradient only for some steps."""
+    entries = equation.U.shape[-2:].numel()
+    return Budget(steps=_POLISHED, trial=_TRIED, near=EXPLAINED * entries**0.5)
+
+
 def targets_of(equation: Equation, at: Unknowns) -> Tensor:
     """(B, C) the targets: those of the equation with their smoothing, or read off it at the label rows."""
     if equation.Y is not None:
@@ -97,7 +107,7 @@ def reweighted(observation: Observation, equation: Equation, at: Unknowns) -> Ca
     """Solved on from `at` with the noise model's weights there."""
     weight = observation.weights_at(at, targets_of(equation, at)) * (equation.weight > 0)
     equation = equation.with_rows(weight)
-    polished = solve(equation, at, iterations=20, in_noise_units=True).at
+    polished = solve(equation, at, polishing(equation), in_noise_units=True)
     at = polished if polished.is_sound else at
     return Candidate(at, targets_of(equation, at), certify(equation, at, observation), equation)
 

@@ -48,30 +48,34 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     # Under softmax all columns sum to zero: one row of every head says nothing new.
     rows = len(equation.b) - equation.loss.heads * isinstance(equation.loss, Softmax)
     equations = min(int((equation.weight > 0).sum()), rows) * equation.U.shape[1]
-    misfit = (here.cost / max(equations - unknowns, 1)) ** 0.5
+    misfit = float(here.cost / max(equations - unknowns, 1)) ** 0.5
     size = at.T.norm(dim=1).clamp_min(1e-300)
     prior = prior_of(at.T, max(misfit, 1.0))
-    scatter = _scatter(here, prior) if can_be_dense(at.T, len(equation.b)) else _simulated_scatter(here, prior)
-    if equations < unknowns + SPARE or scatter is None:
+    dense = can_be_dense(here.entries, len(equation.b))
+    scatter = scatter_of(here, prior) if dense else _simulated_scatter(here, prior)
+    if equations < unknowns + SPARE or scatter is None or bool(scatter[0].isnan().any()):
         nothing = torch.full((B,), torch.inf, dtype=torch.float64, device=size.device)
         return Certificate(misfit, nothing, torch.diag(nothing), torch.inf, torch.inf)
     covariance, deviations = scatter[0] * max(misfit, 1.0) ** 2, scatter[1] * max(misfit, 1.0)
-    covariance = covariance + torch.diag(_outside(here, observation).square())
+    outside = noise_outside(here, observation.noise.level, observation.A.shape[1])
+    covariance = covariance + torch.diag(outside.square())
     errors = covariance.diagonal().clamp_min(0).sqrt() / size
     return Certificate(misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1]))
 
 
-def prior_of(T: Tensor, misfit: float, scalars: int = 2) -> Tensor:
+def prior_of(T: Tensor, misfit: float | Tensor, scalars: int = 2) -> Tensor:
     """The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
 
-    One over the variance of every entry of T (B, R), then of so many scalars, in units of the noise.
+    One over the variance of every entry of T (…, B, R), then of so many scalars, in units of the noise.
     """
-    size = T.norm(dim=1).clamp_min(1e-300)
-    return torch.cat([size.pow(-2).repeat_interleave(T.shape[1]), size.new_ones(scalars)]) * misfit**2
+    size = T.norm(dim=-1).clamp_min(1e-300)
+    entries = size.pow(-2).repeat_interleave(T.shape[-1], dim=-1)
+    square = torch.as_tensor(misfit, dtype=T.dtype, device=T.device).square()[..., None]
+    return torch.cat([entries, size.new_ones(*size.shape[:-1], scalars)], dim=-1) * square
 
 
 def moved_by(N: Tensor, prior: Tensor, pulled: Tensor) -> Tensor:
-    """(n, …) (N + prior)⁻¹ JᵀD for the normal matrix N and n rows JᵀD."""
+    """(n, k) (N + prior)⁻¹ JᵀD for the normal matrix N and n rows JᵀD."""
     N = N + torch.diag(prior)
     scale = N.diagonal().rsqrt()
     return (scale[:, None] * torch.linalg.solve(scale[:, None] * N * scale, scale[:, None] * pulled.T)).T
@@ -83,7 +87,7 @@ def followed(here: Linearized, pulled: Tensor, misfit: float) -> tuple[Tensor, T
     (n, …) JᵀD itself and (JᵀJ + prior)⁻¹ JᵀD for n columns; None where the matrix is too large and does not converge.
     """
     prior = prior_of(here.at.T, misfit)
-    if can_be_dense(here.at.T, len(here.equation.b)):
+    if can_be_dense(here.entries, len(here.equation.b)):
         return pulled, moved_by(here.normal_matrix, prior, pulled)
     moves = _iterated(here, prior, pulled)
     return None if moves is None else (pulled, moves)
@@ -101,17 +105,20 @@ def _iterated(here: Linearized, prior: Tensor, rights: Iterable[Tensor]) -> Tens
     return torch.cat(solved)
 
 
-def _scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(B, B) covariance of the samples and (2,) deviations of floor and log α, by inverting the normal matrix."""
-    B, R = here.at.T.shape
-    N = here.normal_matrix + torch.diag(prior)
-    scale = N.diagonal().rsqrt()
-    factor, failed = torch.linalg.cholesky_ex(scale[:, None] * N * scale)
-    if bool(failed):
-        return None
-    inverse = scale[:, None] * torch.cholesky_inverse(factor) * scale
-    covariance = inverse[: B * R, : B * R].view(B, R, B, R).diagonal(dim1=1, dim2=3).sum(-1)
-    return covariance, inverse.diagonal()[-2:].clamp_min(0).sqrt()
+def scatter_of(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """(…, B, B) covariance of the samples and (…, n) deviations of floor and log α, by inverting the normal matrix.
+
+    NaN where that is not positive definite.
+    """
+    B, R = here.at.T.shape[-2:]
+    N = here.normal_matrix + torch.diag_embed(prior)
+    scale = N.diagonal(dim1=-2, dim2=-1).rsqrt()
+    factor, failed = torch.linalg.cholesky_ex(scale[..., :, None] * N * scale[..., None, :])
+    factor = torch.where((failed > 0)[..., None, None], torch.nan, factor)
+    inverse = scale[..., :, None] * torch.cholesky_inverse(factor) * scale[..., None, :]
+    of_T = inverse[..., : B * R, : B * R].unflatten(-1, (B, R)).unflatten(-3, (B, R))
+    deviations = inverse.diagonal(dim1=-2, dim2=-1)[..., B * R :].clamp_min(0).sqrt()
+    return of_T.diagonal(dim1=-3, dim2=-1).sum(-1), deviations
 
 
 def _simulated_scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -125,7 +132,8 @@ def _simulated_scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor]
 
     def simulated() -> Tensor:
         r, z = torch.empty_like(here.residual), torch.empty_like(prior)
-        return here.pull(r.normal_(generator=generator)) + prior.sqrt() * z.normal_(generator=generator)
+        pulled = here.pull(r.normal_(generator=generator)[None])[0]
+        return pulled + prior.sqrt() * z.normal_(generator=generator)
 
     X = _iterated(here, prior, (simulated() for _ in range(min(4, max(1, _DIRECTIONS // R)))))
     if X is None:
@@ -153,10 +161,11 @@ def error_of_mean(certificate: Certificate, T: Tensor, members: list[int]) -> fl
     return float(variance.clamp_min(0).sqrt() / T[members].mean(0).norm().clamp_min(1e-300))
 
 
-def _outside(here: Linearized, observation: Observation) -> Tensor:
-    """(B,) noise of A itself: F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the
+def noise_outside(here: Linearized, level: Tensor, inputs: int) -> Tensor:
+    """(…, B) noise of A itself, for the noise `level` (…, C) of an entry and the number of the head's inputs.
 
-    factorization, and passes on the noise of every entry, also outside the span of A.
+    F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the factorization, and passes on the
+    noise of every entry, also outside the span of A.
     """
-    inverse: Tensor = torch.linalg.pinv(here.at.alpha * here.G.T / observation.noise.level[:, None])
-    return inverse.norm(dim=1) * observation.A.shape[1] ** 0.5
+    inverse: Tensor = torch.linalg.pinv((here.at.alpha[..., None] * here.G).mT / level[..., None])
+    return inverse.norm(dim=-1) * inputs**0.5

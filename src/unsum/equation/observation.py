@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -56,11 +56,9 @@ class Observation:
         return Equation(self.K, self.b, U, self.weight, self.beta, loss=self.loss)
 
     def weights_at(self, at: Unknowns, Y: Tensor) -> Tensor:
-        """(C,) weights from the noise model at a solution: every sample's rounding, in proportion to its features."""
-        sizes = at.T.norm(dim=1, keepdim=True)
-        rounding = self.loss.rounding(at.T @ self.K + self.b, Y, sizes * self.row_norms)
-        client = self.client_precision * at.alpha * (rounding * sizes).square().sum(0).sqrt()
-        return torch.rsqrt(self.noise.level.square() + client.square())
+        """(C,) weights from the noise model at a solution."""
+        equation = replace(self.equation(), Y=Y)
+        return noise_weights(equation, at, self.noise.level, self.row_norms, self.client_precision)
 
     def alpha(self, scale: float, B: int) -> float:
         """The factor in front of G for a gradient of cross-entropy that was multiplied by `scale`."""
@@ -71,6 +69,18 @@ class Observation:
         if self.reduction != "mean":
             return 1.0
         return 1 / (float(B) if Y is None else self.loss.divisor(Y))
+
+
+def noise_weights(equation: Equation, at: Unknowns, level: Tensor, row_norms: Tensor, precision: float) -> Tensor:
+    """(…, C) one over the deviation of a row of U: every sample's rounding, in proportion to its features, and `level` (…, C).
+
+    The equation's targets are the whole ones. `row_norms` (C,) are W's, `precision` that of the client's operations.
+    """
+    assert equation.Y is not None
+    sizes = at.T.norm(dim=-1, keepdim=True)
+    rounding = equation.loss.rounding(equation.logits(at.T), equation.Y, sizes * row_norms)
+    client = precision * (at.alpha[..., None] * rounding * sizes).square().sum(-2).sqrt()
+    return torch.rsqrt(level.square() + client.square())
 
 
 def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> Observation:

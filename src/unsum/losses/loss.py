@@ -20,17 +20,18 @@ class Curvature(ABC):
 
     @abstractmethod
     def times(self, V: Tensor) -> Tensor:
-        """Each sample's matrix times its own V: (B, C) → (B, C), or (B, n, C) → (B, n, C)."""
+        """Each sample's matrix times its own V: (…, B, C) → (…, B, C), or (…, B, n, C) → (…, B, n, C)."""
 
     def along(self, K: Tensor) -> Tensor:
-        """(B, R, C) how G changes along each direction of T, for K (R, C)."""
-        samples = len(next(value for value in vars(self).values() if isinstance(value, Tensor)))
-        return self.times(K.expand(samples, -1, -1))
+        """(…, B, R, C) how G changes along each direction of T, for K (…, R, C)."""
+        of_samples = next(value for value in vars(self).values() if isinstance(value, Tensor))
+        return self.times(K.unsqueeze(-3).expand(*of_samples.shape[:-1], -1, -1))
 
     def squares(self, K: Tensor, G: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, R) each of Σ_c w_c Q² and Σ_c w_c G Q with Q = `along(K)`: the diagonal of the normal matrix is made of them."""
+        """(…, B, R) each of Σ_c w_c Q² and Σ_c w_c G Q with Q = `along(K)`: the diagonal of the normal matrix is made of them."""
         Q = self.along(K)
-        return Q.square() @ weight, (Q * G[:, None, :]) @ weight
+        weight = weight[..., None, None, :]
+        return (Q.square() * weight).sum(-1), (Q * G[..., None, :] * weight).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class TracedCurvature(Curvature):
 
     def times(self, V: Tensor) -> Tensor:
         pull = torch.func.vjp(self.gradient, self.logits)[1]  # a Hessian: symmetric, so pulling is pushing
-        each = torch.func.vmap(lambda one: pull(one)[0], in_dims=1, out_dims=1)
-        return pull(V)[0] if V.ndim == 2 else each(V)
+        place = self.logits.ndim - 1
+        each = torch.func.vmap(lambda one: pull(one)[0], in_dims=place, out_dims=place)
+        return pull(V)[0] if V.ndim == self.logits.ndim else each(V)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class DiagonalCurvature(Curvature):
     slope: Tensor  # (B, C)
 
     def times(self, V: Tensor) -> Tensor:
-        return V * (self.slope if V.ndim == 2 else self.slope[:, None, :])
+        return V * (self.slope if V.ndim == self.slope.ndim else self.slope[..., None, :])
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,18 @@ class Softmax(Loss):
 
     def mass(self, logits: Tensor, Y: Tensor) -> Tensor:  # noqa: ARG002
         """(B,) m, how much each sample counts."""
-        return torch.ones_like(logits[:, 0])
+        return torch.ones_like(logits[..., 0])
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(B, C) P."""
-        return torch.softmax(logits, dim=1)
+        """(…, B, C) P."""
+        return torch.softmax(logits, dim=-1)
 
     def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:
         """m P_c ‖W_c − Σ_k p̄_k W_k‖, with the batch's mean p̄: rows share what they answer alike."""
-        P = torch.softmax(logits, dim=1)
-        mean = P.mean(0).to(W.dtype) @ W
-        squares = row_norms.square() - 2 * (W @ mean).double() + (mean @ mean).double()
-        return self.mass(logits, Y)[:, None] * P * squares.clamp_min(0).sqrt()
+        P = torch.softmax(logits, dim=-1)
+        mean = P.mean(-2, keepdim=True).to(W.dtype) @ W
+        squares = row_norms.square() - 2 * (mean @ W.T).double() + (mean @ mean.mT).double()
+        return self.mass(logits, Y)[..., None] * P * squares.clamp_min(0).sqrt()
 
     def class_weights(self, C: int) -> Tensor | None:  # noqa: ARG002 (others need it)
         """(C,) the weight of a sample by its label, where that alone decides; None for equal ones."""
@@ -49,7 +49,7 @@ class CrossEntropy(Softmax):
         return self.probabilities(logits) - Y
 
     def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:  # noqa: ARG002 (it does not depend on them)
-        return SoftmaxCurvature(torch.softmax(logits, dim=1))
+        return SoftmaxCurvature(torch.softmax(logits, dim=-1))
 
     def rounding(self, logits: Tensor, Y: Tensor, spread: Tensor) -> Tensor:
         """P errs in proportion to itself, however small; P − Y by the rounding of 1 where Y is 1."""
@@ -66,23 +66,25 @@ class SoftmaxCurvature(Curvature):
     heads: int = 1
 
     def times(self, V: Tensor) -> Tensor:
-        P = self.P if V.ndim == 2 else self.P[:, None, :]
+        P = self.P if V.ndim == self.P.ndim else self.P[..., None, :]
         if self.heads > 1:
             P, V = P.unflatten(-1, (self.heads, -1)), V.unflatten(-1, (self.heads, -1))
             return (P * (V - (P * V).sum(-1, keepdim=True))).flatten(-2)
         moved = P * (V - (P * V).sum(-1, keepdim=True))
-        return moved if self.mass is None else moved * self.mass.view(-1, *[1] * (V.ndim - 1))
+        if self.mass is None:
+            return moved
+        return moved * (self.mass[..., None] if V.ndim == self.P.ndim else self.mass[..., None, None])
 
     def squares(self, K: Tensor, G: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """In closed form of one head, without the (B, R, C) products."""
         if self.heads > 1:
             return super().squares(K, G, weight)
-        mass = torch.ones_like(self.P[:, :1]) if self.mass is None else self.mass[:, None]
-        mean, P = self.P @ K.T, self.P * mass
-        spread = P.square() * weight
-        own = spread @ K.T.square() - 2 * mean * (spread @ K.T) + mean.square() * spread.sum(1, keepdim=True)
-        mixed = G * weight * P
-        return own, mixed @ K.T - mean * mixed.sum(1, keepdim=True)
+        mass = torch.ones_like(self.P[..., :1]) if self.mass is None else self.mass[..., None]
+        mean, P = self.P @ K.mT, self.P * mass
+        spread = P.square() * weight[..., None, :]
+        own = spread @ K.mT.square() - 2 * mean * (spread @ K.mT) + mean.square() * spread.sum(-1, keepdim=True)
+        mixed = G * weight[..., None, :] * P
+        return own, mixed @ K.mT - mean * mixed.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class StackedCrossEntropy(CrossEntropy):
         return self.rounds
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits.unflatten(1, (self.rounds, -1)), dim=2).flatten(1)
+        return torch.softmax(logits.unflatten(-1, (self.rounds, -1)), dim=-1).flatten(-2)
 
     def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:  # noqa: ARG002 (it does not depend on them)
         return SoftmaxCurvature(self.probabilities(logits), heads=self.rounds)
@@ -135,12 +137,12 @@ class WeightedCrossEntropy(Softmax):
 
     def gradient(self, logits: Tensor, Y: Tensor) -> Tensor:
         w = self.weight.to(logits)
-        p = torch.softmax(logits, dim=1)
-        hard = (Y @ w)[:, None] * (p - Y)
+        p = torch.softmax(logits, dim=-1)
+        hard = (Y @ w)[..., None] * (p - Y)
         return (1 - self.smoothing) * hard + self.smoothing * (w.mean() * p - w / len(w))
 
     def curvature(self, logits: Tensor, Y: Tensor) -> Curvature:
-        return SoftmaxCurvature(torch.softmax(logits, dim=1), self.mass(logits, Y))
+        return SoftmaxCurvature(torch.softmax(logits, dim=-1), self.mass(logits, Y))
 
     def mass(self, logits: Tensor, Y: Tensor) -> Tensor:
         w = self.weight.to(logits)
@@ -177,10 +179,10 @@ class Focal(Softmax):
         return f"focal:{self.gamma:g}"
 
     def gradient(self, logits: Tensor, Y: Tensor) -> Tensor:
-        return self.mass(logits, Y)[:, None] * (torch.softmax(logits, dim=1) - Y)
+        return self.mass(logits, Y)[..., None] * (torch.softmax(logits, dim=-1) - Y)
 
     def mass(self, logits: Tensor, Y: Tensor) -> Tensor:
         """κ(p_y)."""
-        log_y = (torch.log_softmax(logits, dim=1) * Y).sum(1)
+        log_y = (torch.log_softmax(logits, dim=-1) * Y).sum(-1)
         p, rest = log_y.exp(), -torch.expm1(log_y)
         return rest**self.gamma - self.gamma * p * rest ** (self.gamma - 1) * log_y

@@ -139,7 +139,7 @@ def _candidate(observation: Observation, T: Tensor, Y: Tensor, best: Leak) -> Ca
         observation.equation(), Y=Y.repeat(1, observation.loss.heads), alpha_free=abs(best.scale - 1) > 1e-12
     )
     at = _start(observation, T, best)
-    solved = solve(equation, at, _ITERATIONS, in_noise_units=True).at
+    solved = solve(equation, at, _ITERATIONS, in_noise_units=True)
     return reweighted(observation, equation, solved if solved.is_sound else at)
 
 

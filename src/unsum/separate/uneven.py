@@ -2,7 +2,7 @@
 
 ∇W = Σ_i a_i (p_i − y_i) f_iᵀ, with a factor for every sample instead of one for all: B more unknowns than the one equation has.
 The regression over classes says what all samples of a label weigh together, so each label's samples share that at first, and
-Levenberg–Marquardt solves for T and every log a_i together. Nothing is claimed about the answer: a sample that counts twice may
+the equation is solved for T and every log a_i together. Nothing is claimed about the answer: a sample that counts twice may
 be two that are nearly alike, and only who knows the weights could tell.
 """
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED
-from unsum.certify.scatter import prior_of
+from unsum.certify.scatter import noise_outside, prior_of, scatter_of
 from unsum.deadline import out_of_time
-from unsum.equation.equation import NoFactorError
-from unsum.equation.levenberg import Dense, minimize
+from unsum.equation.equation import Linearized, NoFactorError, Unknowns, solve
+from unsum.equation.levenberg import can_be_dense
 from unsum.equation.noise import without_decay
 from unsum.equation.observation import Observation, observe
 from unsum.equation.threads import few_threads
@@ -33,7 +33,6 @@ from unsum.separate.exact.solver import nothing_found
 from unsum.separate.exact.starts import rotate_to_targets
 from unsum.separate.method import SEPARATORS, uncertified
 
-_LARGEST_JACOBIAN = 1 << 22  # entries: a step takes a tenth of a second
 _SHARE = 5e-3  # of all labels' mass that a label has at least; less is the regression's own error
 _STARTS, _EACH = 24, 6  # in all, and of one choice of labels
 _STEPS, _MORE_STEPS = 15, 60  # of every start, and of one that comes near
@@ -69,56 +68,48 @@ def _refusal(observation: Observation) -> str:
         return "Nothing in the gradient stands out of its noise."
     if (C - 1 - R) * (R + 1) < _SPARE:
         return f"{R} directions are too many for {C} classes, where every sample has a weight of its own."
-    if C * (R + 1) * R * (R + 1) > _LARGEST_JACOBIAN:
+    if not can_be_dense(R * R, C):
         raise UnsumError(f"Unequal weights are sought for fewer samples than {R} of {C} classes; use 'exact'.")
     return ""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """Where the equations end: T (B, R) and the factors a (B,) of samples whose targets are Y."""
+    """Where the equation ends for samples of targets Y: T (B, R) and a factor a (B,) of each."""
 
     observation: Observation
-    Y: Tensor
-    here: Dense
-    T: Tensor
-    factors: Tensor
+    here: Linearized
 
     @property
     def misfit(self) -> float:
         """In standard deviations of the noise; columns sum to zero, so one row says nothing new."""
-        equations = len(self.here.residual) - len(self.here.residual) // self.observation.classes - len(self.here.at)
-        found = (self.here.cost / max(equations, 1)) ** 0.5
+        (C, columns), unknowns = self.here.residual.shape, self.here.at.vector.numel() - 1  # no floor
+        found = float(self.here.cost / max((C - 1) * columns - unknowns, 1)) ** 0.5
         return found if found == found else float("inf")
 
     def errors(self) -> Tensor:
         """(B,) predicted relative errors of the features: T and the factors scatter together."""
-        B, size, spread = len(self.Y), self.T.norm(dim=1).clamp_min(1e-300), max(self.misfit, 1.0) ** 2
-        prior = prior_of(self.T, max(self.misfit, 1.0), B)  # nor are factors other by more than their own size
-        factor, failed = torch.linalg.cholesky_ex(self.here.normal_matrix + torch.diag(prior))
-        if bool(failed) or self.misfit > EXPLAINED:
+        T, least = self.here.at.T, max(self.misfit, 1.0)
+        size = T.norm(dim=1).clamp_min(1e-300)
+        if self.misfit > EXPLAINED:
             return torch.full_like(size, torch.inf)
-        variance = torch.cholesky_inverse(factor).diagonal()[:-B].view(B, -1).sum(1) * spread
-        level = self.observation.noise.level[:, None]
-        outside: Tensor = torch.linalg.pinv(self.gradients().T / level).norm(dim=1) * self.observation.A.shape[1] ** 0.5
-        return (variance + outside.square()).sqrt() / size
-
-    def gradients(self) -> Tensor:
-        """(B, C) a_i (p_i − y_i)."""
-        P = torch.softmax(self.T @ self.observation.K + self.observation.b, dim=1)
-        return self.factors[:, None] * (P - self.Y)
+        # Nor are factors other by more than their own size.
+        covariance, _ = scatter_of(self.here, prior_of(T, least, 1 + len(T)))
+        outside = noise_outside(self.here, self.observation.noise.level, self.observation.A.shape[1])
+        return (covariance.diagonal() * least**2 + outside.square()).sqrt() / size
 
     def leak(self, head: Head) -> Leak:
-        observation, a = self.observation, self.factors
+        observation, at = self.observation, self.here.at
+        T, a = at.T, at.alpha
         errors = self.errors().nan_to_num(nan=torch.inf, posinf=torch.inf)
         total = float(a.sum()) if observation.reduction == "mean" else float(a.mean())
-        left = (self.gradients().T @ self.T - observation.U).norm() / observation.U.norm()
+        left = ((a[:, None] * self.here.G).T @ T - observation.U).norm() / observation.U.norm()
         leak = uncertified(
             "uneven",
             head,
-            self.T @ observation.K + observation.b,
-            self.Y,
-            self.T @ observation.A,
+            self.here.equation.logits(T),
+            self.here.equation.targets(at),
+            T @ observation.A,
             _notes(a, self.misfit),
             residual=float(left),
             predicted_error=float(errors.max()),
@@ -154,8 +145,8 @@ def _best(observation: Observation, targets: Tensor | None, seed: int) -> _Answe
 
 def _starts(
     observation: Observation, line: ClassLine, targets: Tensor | None, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Targets (B, C) with T and log a to start from: the label rows' own sums, and random ones inside a label."""
+) -> Iterator[tuple[Tensor, Unknowns]]:
+    """Targets (B, C) with a point to start from: the label rows' own sums, and random ones inside a label."""
     R = observation.rank
     for Y in _hypotheses(line, R) if targets is None else [targets]:
         if len(Y) != R:
@@ -169,7 +160,7 @@ def _starts(
                 T = rotate_to_targets(scaled, Y, generator)
             except (torch.linalg.LinAlgError, NoFactorError):  # type: ignore[attr-defined]
                 return  # the line itself is no number: it proposes nothing
-            yield Y, torch.cat([T.flatten(), (line.scale * shares / shares.sum()).log()])
+            yield Y, Unknowns(T, T.new_zeros(()), (line.scale * shares / shares.sum()).log())
 
 
 def _hypotheses(line: ClassLine, samples: int) -> Iterator[Tensor]:
@@ -196,50 +187,13 @@ def _hypotheses(line: ClassLine, samples: int) -> Iterator[Tensor]:
                     heapq.heappush(waiting, (away, other))
 
 
-def _solved(observation: Observation, Y: Tensor, start: Tensor) -> _Answer | None:
+def _solved(observation: Observation, Y: Tensor, start: Unknowns) -> _Answer | None:
     """Solved from one start, and on with the noise model's weights there where it comes near."""
-    residual = _UnevenResidual(observation, Y, observation.weight)
-    found = residual.minimized(start, _STEPS)
-    if found.here.cost**0.5 < _NEAR * float(residual(start).norm()):
-        found = residual.minimized(found.here.at, _MORE_STEPS)
-    if not bool(torch.isfinite(found.here.at).all()):
+    equation = replace(observation.equation(), Y=Y, alpha_free=True)
+    at = solve(equation, start, _STEPS, in_noise_units=True)
+    if float(equation.cost(at)) < _NEAR**2 * float(equation.cost(start)):
+        at = solve(equation, at, _MORE_STEPS, in_noise_units=True)
+    if not at.is_sound:
         return None
-    T, a = found.T, found.factors
-    sizes = T.norm(dim=1, keepdim=True)
-    rounding = observation.loss.rounding(T @ observation.K + observation.b, Y, sizes * observation.row_norms)
-    client = observation.client_precision * (a[:, None] * rounding * sizes).square().sum(0).sqrt()
-    weight = torch.rsqrt(observation.noise.level.square() + client.square())
-    return replace(residual, weight=weight).minimized(found.here.at, _STEPS)
-
-
-@dataclass(frozen=True)
-class _UnevenResidual:
-    """The misfit of the gradient in units of the noise, for T and log a in one vector."""
-
-    observation: Observation
-    Y: Tensor
-    weight: Tensor
-
-    def minimized(self, at: Tensor, steps: int) -> _Answer:
-        here = Dense(self, at)
-        here = minimize(here, steps, enough=here.residual.numel())
-        return _Answer(self.observation, self.Y, here, *self._parts(here.at))
-
-    def _parts(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        return at[: -len(self.Y)].view(len(self.Y), -1), at[-len(self.Y) :].exp()
-
-    def __call__(self, at: Tensor) -> Tensor:
-        (T, a), equation = self._parts(at), self.observation.equation()
-        G = a[:, None] * (torch.softmax(equation.logits(T), dim=1) - self.Y)
-        return (self.weight[:, None] * (G.T @ equation.extended(T) - equation.U)).flatten()
-
-    def jacobian(self, at: Tensor) -> Tensor:
-        """(C·(R [+ 1]), B·R + B): row c of what sample i sends is a_i (p_ic − y_ic) t̃_i."""
-        (T, a), equation = self._parts(at), self.observation.equation()
-        P, extended = torch.softmax(equation.logits(T), dim=1), equation.extended(T)
-        sent = (a[:, None] * (P - self.Y) * self.weight).T  # (C, B)
-        bent = (a * P.T * self.weight[:, None])[:, :, None] * (equation.K.T[:, None] - P @ equation.K.T)  # (C, B, R)
-        J = bent[:, None] * extended.T[:, :, None]  # (C, R [+ 1], B, R)
-        J.diagonal(dim1=1, dim2=3)[:] += sent[:, :, None]
-        own = sent[:, None] * extended.T
-        return torch.cat([J.flatten(2), own], dim=2).flatten(0, 1)
+    equation = equation.with_rows(observation.weights_at(at, Y))
+    return _Answer(observation, Linearized(equation, solve(equation, at, _STEPS, in_noise_units=True)))

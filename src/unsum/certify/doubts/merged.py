@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.number import doubt_missing
+from unsum.certify.further import FurtherUnknown, lengths
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
 from unsum.deadline import out_of_time
@@ -29,12 +30,11 @@ from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
 from unsum.head import Head
 from unsum.late_scipy import chi_square_quantile
-from unsum.losses import Softmax
+from unsum.losses import Loss, Softmax
 
 TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
 CHANCE = 3.0  # deviations by which noise may lie against a direction
 COPIES = 8  # of a sample at most, of which one is not equal to the others
-STEP = 1e-3  # of a length, for a second difference in float64
 # [1] deviations: how far the lighter of two lies from their mean that weighs a third of the other. Only a sample that is found
 # alone may be such a pair: beside others its weight shows.
 UNEVEN = math.sqrt(3.0)
@@ -82,32 +82,48 @@ def hidden_spread(head: Head, observation: Observation, T: Tensor, Y: Tensor, al
     R, H = observation.A.shape
     # Under softmax the rows of every head sum to zero: where samples take all directions, no further one can show.
     most_rows = observation.classes - observation.loss.heads * isinstance(observation.loss, Softmax)
+    most = min(TOGETHER - 1, H - R, most_rows - R)
     if min(H, most_rows) <= R:
         return math.inf
-    size = T.square().sum(1, keepdim=True)  # ‖f‖²
-    answer = observation.loss.response(T @ observation.K + observation.b, Y, head.W, observation.row_norms)  # ‖(J W)_c‖
-    response = alpha * size * answer * ((1 - R / H) / H) ** 0.5  # (B, C): of a usual u, outside
-    rest = Rest(head, observation)
-    strength = response / observation.noise.level  # what rounding does differs from row to row
-    curvature = observation.loss.curvature(T @ observation.K + observation.b, Y)
+    logits = T @ observation.K + observation.b
+    share = alpha * T.square().sum(1, keepdim=True) * ((1 - R / H) / H) ** 0.5  # of ‖f‖², outside
+    strength = share * answers(head, observation.loss, logits, Y, observation.noise.level)
+    rest, heads = Rest(head, observation), observation.loss.heads
+    norm = strength.new_tensor(rest.norm)
+    spread = float(spread_within(strength, norm, None, most, heads))
+    if spread > FALSE_ERROR:
+        spread = float(spread_within(strength, norm, strength.new_tensor(rest.largest), most, heads))
+    return spread
+
+
+def answers(head: Head, loss: Loss, logits: Tensor, Y: Tensor, level: Tensor) -> Tensor:
+    """(…, B, C) how strongly G answers other features, in units of the noise `level` (…, C), where they show at all."""
+    level = level[..., None, :]
     V = probes(head)
-    changes = curvature.times(V.expand(len(T), -1, -1)) / observation.noise.level
-    G = observation.loss.gradient(T @ observation.K + observation.b, Y) / observation.noise.level
-    strength = strength * outside_share(changes, G)[:, None]
-    rows = strength.square().sum(1).square() / strength.pow(4).sum(1).clamp_min(1e-300)  # that answer, effectively
+    changes = loss.curvature(logits, Y).times(V.expand(*logits.shape[:-1], -1, -1)) / level.unsqueeze(-2)
+    share = outside_share(changes, loss.gradient(logits, Y) / level)
+    return loss.response(logits, Y, head.W, head.row_norms(head.W)) / level * share[..., None]  # of (J W)_c, by row
+
+
+def spread_within(strength: Tensor, norm: Tensor, largest: Tensor | None, most: int, heads: int = 1) -> Tensor:
+    """(…) the largest δ that hides in a rest of this norm and largest singular value, in up to `most` further directions."""
+    rows = strength.square().sum(-1).square() / strength.pow(4).sum(-1).clamp_min(1e-300)  # that answer, effectively
     # Of several heads each answers as the others do; where nothing is finite, as one row.
-    rows = rows.nan_to_num(nan=1.0).clamp_max(observation.classes / observation.loss.heads)
-    most = min(TOGETHER - 1, H - R, most_rows - R)
-    sizes = strength.norm(dim=1).clamp_min(1e-300).tolist()
-    answers = list(zip(map(int, rows.tolist()), sizes, strict=True))
-    spread, alone = math.inf, UNEVEN if len(T) == 1 else 1.0
-    for each in (lambda d: rest.norm * math.sqrt(d), lambda d: min(rest.norm * math.sqrt(d), rest.largest * d)):
-        # δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among.
-        shared = (each(d) / usual(max(1, n) * d) / size for n, size in answers for d in range(1, most + 1))
-        spread = math.sqrt(max(shared))
-        if spread <= FALSE_ERROR / alone:
-            break
-    return alone * spread
+    rows = rows.nan_to_num(nan=1.0).clamp(1, strength.shape[-1] / heads).long()
+    d = torch.arange(1, most + 1, device=rows.device, dtype=strength.dtype)
+    bound = norm[..., None, None] * d.sqrt()
+    bound = bound if largest is None else torch.minimum(bound, largest[..., None, None] * d)
+    # δ² in units of the strength of an answer, for the worst number of directions d that it may be shared among.
+    shared = (bound / _usual_of(rows, most)).amax(-1) / strength.norm(dim=-1).clamp_min(1e-300)
+    alone = UNEVEN if strength.shape[-2] == 1 else 1.0
+    return alone * shared.amax(-1).sqrt()
+
+
+def _usual_of(rows: Tensor, most: int) -> Tensor:
+    """(…, most) `usual` of so many rows times 1 … most."""
+    different, place = rows.unique(return_inverse=True)
+    table = [[usual(row * d) for d in range(1, most + 1)] for row in different.tolist()]
+    return torch.tensor(table, dtype=torch.float64, device=rows.device)[place]
 
 
 def probes(head: Head) -> Tensor:
@@ -129,30 +145,38 @@ def hidden_lengths(question: Question) -> float:
     """The same for siblings of other lengths, s f with s near 1: they lie within the span of A, so only the equation shows them.
 
     To leading order a mean over them differs from f by ½ Var(s) d²/ds² of what s f sends, and T follows as well as it can. One
-    sibling of n, where all others are equal, lies √(n − 1) deviations from the mean.
+    sibling of n, where all others are equal, lies √(n − 1) deviations from the mean. A bound that leaves no doubt is returned
+    as it is.
     """
     here = question.here
     if not question.candidate.explains:
         return 0.0
-    D = _lengths(here)
-    solved = followed(here, here.pull_each(D), question.misfit)
-    if solved is None:
-        return math.inf
-    seen = (D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1)).clamp_min(0)
-    variance = question.misfit / (seen + question.misfit**2).sqrt()  # none is larger than 1
-    return math.sqrt((COPIES - 1) * float(variance.nan_to_num(nan=1.0).max()))
+    misfit = here.T.new_tensor(question.misfit)
+    most = spread_of_lengths(question.information.beside[FurtherUnknown.LENGTHS], misfit)
+    unsure = (most > FALSE_ERROR).nonzero()[:, 0]
+    if len(unsure) > 0:
+        D = _lengths(here, unsure)
+        solved = followed(here, here.pull(D), question.misfit)
+        if solved is None:
+            return math.inf
+        seen = D.flatten(1).square().sum(1) - (solved[0] * solved[1]).sum(1)
+        most[unsure] = spread_of_lengths(seen, misfit)
+    return float(most.max())
 
 
-def _lengths(here: Linearized) -> Tensor:
-    """(B, C, R [+ 1]) what the residual changes by per unit of the variance of each sample's length."""
-    equation, at, h = here.equation, here.at, STEP
-    grown = at.T @ equation.K
-    Y = equation.targets(at)
-    up, down = (equation.loss.gradient(grown * s + equation.b, Y) for s in (1 + h, 1 - h))
-    first, second = (up - down) / (2 * h), (up - 2 * here.G + down) / h**2
-    change = 0.5 * torch.einsum("ic,ik->ick", second, here.T)
-    change[..., : at.T.shape[1]] += torch.einsum("ic,ik->ick", first, at.T)
-    return equation.weight[:, None] * at.alpha * change
+def spread_of_lengths(seen: Tensor, misfit: Tensor) -> Tensor:
+    """(…, B) how far lengths may lie apart of which a unit of variance changes the residual by the square root of `seen`."""
+    misfit = misfit[..., None]
+    variance = misfit / (seen.clamp_min(0) + misfit.square()).sqrt()  # none is larger than 1
+    return ((COPIES - 1) * variance.nan_to_num(nan=1.0)).sqrt()
+
+
+def _lengths(here: Linearized, some: Tensor) -> Tensor:
+    """(n, C, R [+ 1]) what the residual changes by per unit of the variance of the lengths of some samples."""
+    at, (first, second) = here.at, lengths(here)
+    change = 0.5 * torch.einsum("ic,ik->ick", second[some], here.T[some])
+    change[..., : at.T.shape[1]] += torch.einsum("ic,ik->ick", first[some], at.T[some])
+    return here.equation.weight[:, None] * at.alpha * change
 
 
 class Rest:

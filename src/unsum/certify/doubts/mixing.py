@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import Candidate
+from unsum.certify.further import FurtherUnknown
+from unsum.certify.information import SampleInformation
 from unsum.certify.question import Question, name_some
 from unsum.certify.scatter import followed
 from unsum.equation.equation import Linearized
-from unsum.equation.levenberg import can_be_dense
 from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
@@ -74,14 +75,21 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
 
     The gradient itself says how large it is: what is left of it, along the change that T does not follow. Deviations come on top.
     """
-    here, misfit = question.here, question.misfit
-    dense = can_be_dense(here.at.T, here.G.shape[1])
-    pairs = _closest_pairs(here.at.T, question.candidate.Y.argmax(1), _NEIGHBORS if dense else 1)
+    here, misfit, dense = question.here, question.misfit, question.is_dense
+    labels = question.candidate.Y.argmax(1)
+    pairs = _closest_pairs(here.at.T, labels, _NEIGHBORS if dense else 1)
     pairs = pairs if dense else pairs[:1]
     if not pairs:
         return None
-    D, rows = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
-    solved = followed(here, here.pull_each(D, rows), misfit)
+    if dense:
+        bound = mixed_at_most(question.information, here, labels, here.T.new_tensor(misfit))
+    else:  # samples of the closest pair are each other's nearest
+        shown = question.information.beside[FurtherUnknown.EXCHANGED, list(pairs[0])]
+        bound = _open(shown.min(), here.cost, here.T.new_tensor(misfit))
+    if float(bound) < WRONG_LABEL:
+        return float(bound), *pairs[0]
+    D = _mixed(here, torch.tensor([turn for pair in pairs for turn in (pair, pair[::-1])], device=here.G.device))
+    solved = followed(here, here.pull(D), misfit)
     if solved is None:
         return float("inf"), *pairs[0]
     flat = D.flatten(1)
@@ -91,11 +99,27 @@ def hidden_mixing(question: Question) -> tuple[float, int, int] | None:
     )
     blocks = torch.stack([information[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] for n in range(len(pairs))])
     deviations = misfit * torch.linalg.eigvalsh(blocks)[:, 0].clamp_min(1e-30).rsqrt()
-    along = (flat @ here.residual[rows].flatten() - solved[1] @ here.gradient).view(-1, 2)
+    along = (flat @ here.residual.flatten() - solved[1] @ here.gradient).view(-1, 2)
     said = torch.linalg.lstsq(blocks, along[..., None]).solution[..., 0].abs().amax(1)
     most = (said + SURE * deviations).nan_to_num(nan=torch.inf)
     worst = int(most.argmax())
     return float(most[worst]), *pairs[worst]
+
+
+def mixed_at_most(bounds: SampleInformation, here: Linearized, labels: Tensor, misfit: Tensor) -> Tensor:
+    """(…) a bound of the largest exchange among all pairs of different labels (…, B).
+
+    Each of the two shows in its own sample's part of the residual: half of both squares is no more than the residual's.
+    What the gradient says of an exchange is no more than the whole residual along it.
+    """
+    shown = bounds.beside[..., FurtherUnknown.EXCHANGED :, :]
+    most = _open(torch.minimum(shown, shown.mT), here.cost[..., None, None], misfit[..., None, None])
+    return most.where(labels[..., None, :] != labels[..., None], 0.0).amax((-2, -1))
+
+
+def _open(shown: Tensor, cost: Tensor, misfit: Tensor) -> Tensor:
+    """How much of two labels may be exchanged, each of which shows at least so much, squared."""
+    return (cost.sqrt() + SURE * misfit) * (0.5 * shown + misfit.square()).rsqrt()
 
 
 def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int, int]]:
@@ -111,12 +135,9 @@ def _closest_pairs(T: Tensor, labels: Tensor, neighbors: int) -> list[tuple[int,
     return sorted(found, key=found.__getitem__)
 
 
-def _mixed(here: Linearized, turns: Tensor) -> tuple[Tensor, Tensor]:
-    """(m, n, R [+ 1]) what the residual changes by, per unit, when label i turns into label k, in the n classes of these labels;
-    turns (m, 2) are i, k."""
-    equation, (i, k) = here.equation, turns.T
-    assert equation.Y is not None
-    turned = equation.Y[i] - equation.Y[k]
-    rows = (turned != 0).any(0).nonzero()[:, 0]
-    turned = turned[:, rows] * (1 - equation.classes * here.at.floor) * equation.weight[rows] * here.at.alpha
-    return turned[:, :, None] * here.T[i][:, None], rows
+def _mixed(here: Linearized, turns: Tensor) -> Tensor:
+    """(m, C, R [+ 1]) what the residual changes by, per unit, when label i turns into label k; turns (m, 2) are i, k."""
+    i, k = turns.T
+    Y = here.equation.targets(here.at)
+    turned = (Y[i] - Y[k]) * here.equation.weight * here.at.alpha
+    return turned[:, :, None] * here.T[i][:, None]

@@ -9,10 +9,13 @@ weights stand for many things: copies of a sample, uneven micro-batches, average
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from unsum.certify.further import FurtherUnknown, target_size, temperature
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
 from unsum.losses import CrossEntropy
@@ -23,15 +26,21 @@ RESOLVED = 1e-12  # of a column's square that T must leave over, for float64 to 
 
 
 def doubt_nuisance(question: Question) -> list[str]:
-    """The doubt that something which was taken for granted was different, and nothing tells."""
-    candidate, doubts = question.candidate, []
-    if not candidate.read_off and _added_error(question, _weights(question)) > TRUSTED:
+    """The doubt that something which was taken for granted was different, and nothing shows it."""
+    candidate, here, doubts = question.candidate, question.here, []
+    scale = here.alpha_derivative() if candidate.equation.alpha_free else here.residual[None][:0]
+
+    def changes_features(unknown: FurtherUnknown, change: Tensor) -> bool:
+        columns = partial(torch.cat, [here.sent(change)[None], scale])
+        return _changes_features(question, unknown, columns)
+
+    if not candidate.read_off and _changes_features(question, None, partial(_weights, question)):
         doubts.append(
             "Samples are taken to weigh the same, and the gradient to be as it was computed, and nothing tells: "
             "with other weights or another scale features would be others."
         )
     # Who declares the loss says that it had no temperature.
-    if question.knowledge.loss is None and _added_error(question, _temperature(question)) > TRUSTED:
+    if question.knowledge.loss is None and changes_features(FurtherUnknown.TEMPERATURE, temperature(here)):
         doubts.append(
             "A temperature of the softmax would send the same gradient with features of another length, and nothing tells; "
             "declare the loss (loss='cross-entropy') if it had none."
@@ -40,9 +49,17 @@ def doubt_nuisance(question: Question) -> list[str]:
         doubts.append("Smoothed labels at another scale would send the same gradient, and nothing tells.")
     # A declared squared error has targets of 1; but where the scale came out as another, it may be theirs.
     sized = question.observation.loss.name == "mse" and candidate.equation.alpha_free
-    if sized and _added_error(question, _target_size(question)) > TRUSTED:
+    if sized and changes_features(FurtherUnknown.TARGET_SIZE, target_size(here)):
         doubts.append("Targets of another size than 1 would send the same gradient with features of another length.")
     return doubts
+
+
+def _changes_features(question: Question, unknown: FurtherUnknown | None, columns: Callable[[], Tensor]) -> bool:
+    """Whether an unknown, or the weights for None, may change features by more than is trusted.
+
+    The bound decides where it can; else the normal equations do, for `columns` (n, …) of the residual.
+    """
+    return question.errors_at_most(unknown) > TRUSTED and _added_error(question, columns()) > TRUSTED
 
 
 def _weights(question: Question) -> Tensor:
@@ -51,48 +68,28 @@ def _weights(question: Question) -> Tensor:
     Of several heads below each other each has weights of its own, and so a scale.
     """
     here, n = question.here, question.observation.loss.heads
-    change = _weighted(question, torch.einsum("ic,ik->ick", here.G, here.T))
+    change = here.sent_each(here.G)
     own = torch.eye(n, dtype=change.dtype, device=change.device).repeat_interleave(change.shape[1] // n, dim=1)
     return (own[:, None, :, None] * change).flatten(0, 1)
 
 
-def _temperature(question: Question) -> Tensor:
-    """(1, …) per unit of log τ: G(l/τ)/τ changes by −G − J l, besides the weights, which follow."""
-    here, equation = question.here, question.candidate.equation
-    logits = equation.logits(here.at.T)
-    moved = -here.G - here.curvature.times(logits)
-    return torch.cat([_weighted(question, (moved.T @ here.T)[None]), _scale(question)])
-
-
-def _target_size(question: Question) -> Tensor:
-    """(1, …) per unit of the logarithm of what targets were multiplied by."""
-    here = question.here
-    return torch.cat([_weighted(question, -(question.candidate.Y.T @ here.T)[None]), _scale(question)])
-
-
-def _scale(question: Question) -> Tensor:
-    here = question.here
-    return here.alpha_derivative()[None] if question.candidate.equation.alpha_free else here.residual[None][:0]
-
-
-def _weighted(question: Question, change: Tensor) -> Tensor:
-    here = question.here
-    return here.equation.weight[:, None] * here.at.alpha * change
-
-
 def _smoothing_open(question: Question) -> bool:
     """Whether hard labels, at a scale that only the gradient tells, may have been smoothed ones at another."""
-    here, equation = question.here, question.candidate.equation
+    here, equation, beside = question.here, question.candidate.equation, question.information.beside
     if question.knowledge.labels is not None or equation.floor_free or not equation.alpha_free or equation.Y is None:
         return False
     if not isinstance(question.observation.loss, CrossEntropy):
         return False
+
+    def hidden(seen: Tensor) -> bool:
+        needed = question.misfit * question.observation.classes / TRUSTED
+        return needed > math.sqrt(max(float(seen), 1e-300))
+
+    if not hidden(beside[FurtherUnknown.FLOOR].max()):
+        return False
     D = here.floor_derivative()[None]
-    solved = followed(here, here.pull(D[0])[None], question.misfit)
-    if solved is None:
-        return True
-    seen = float((D.square().sum() - (solved[0] * solved[1]).sum()).clamp_min(0))
-    return question.misfit * question.observation.classes > TRUSTED * math.sqrt(max(seen, 1e-300))
+    solved = followed(here, here.pull(D), question.misfit)
+    return solved is None or hidden(D.square().sum() - (solved[0] * solved[1]).sum())
 
 
 def _added_error(question: Question, D: Tensor) -> float:
@@ -103,7 +100,7 @@ def _added_error(question: Question, D: Tensor) -> float:
         return 0.0
     norms = D.flatten(1).norm(dim=1)
     unit = D / norms.view(-1, *[1] * (D.ndim - 1))
-    solved = followed(here, here.pull_each(unit), misfit)
+    solved = followed(here, here.pull(unit), misfit)
     if solved is None:
         return torch.inf
     flat = unit.flatten(1)

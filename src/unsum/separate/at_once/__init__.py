@@ -4,8 +4,9 @@ The usual way is a batch with hard labels, a bias and nothing but rounding in it
 counts labels, two starts, and all the evidence for a claim. It is the same computation as `separate.exact`, stage by stage;
 whoever leaves that way at any stage gets no answer here and is for `separate.exact`.
 
-- `gradients`: noise, rank, factors; `labels`: the regression and the starts; `solving`: the equation;
-- `evidence`: predicted errors and doubts.
+- `gradients`: noise, rank, factors; `labels`: the regression and the starts; `evidence`: predicted errors and doubts.
+
+The equation, its solver and the doubts' figures are those of one update, with a dimension more.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.certify.candidate import polishing
 from unsum.certify.claim import Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.network import doubt_network
+from unsum.equation.equation import Equation, Linearized, Unknowns, solve
 from unsum.equation.levenberg import SMALL
+from unsum.equation.observation import noise_weights
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.separate.at_once.evidence import noise_weights, weigh
+from unsum.separate.at_once.evidence import weigh
 from unsum.separate.at_once.gradients import Observations, observe_at_once
 from unsum.separate.at_once.labels import fit_lines, start_points
-from unsum.separate.at_once.solving import ManyEquations, Points, solve_at_once
 from unsum.separate.exact.proposals import ITERATIONS
 from unsum.separate.exact.search import SAME_SOLUTION
 from unsum.separate.method import working_type
 
 _CROWDED = 4  # times as many classes as samples, below which the regression must be told which rows are labels
 _BYTES = 1 << 29  # of the largest arrays
-_POLISHED = 20  # iterations with the weights of the noise model, as in `certify.candidate`
 
 
 def exact_at_once(head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | None], seed: int) -> list[Leak | None]:
@@ -63,30 +65,38 @@ def _answer(head: Head, seen: Observations, sizes: list[int | None], seed: int, 
     lines, seen = lines.take(usual), seen.take(usual)
     Y = torch.nn.functional.one_hot(lines.labels, head.classes).double()
     U = torch.cat([seen.U, (seen.beta[:, None] * seen.grad_b)[..., None]], dim=2)
-    equations = ManyEquations(seen.K, b, U, seen.weight, seen.beta, Y)
+    equations, alpha = Equation(seen.K, b, U, seen.weight, seen.beta, Y), 1 / Y.shape[1]
     generator = torch.Generator().manual_seed(seed)
     starts = torch.cat([start_points(lines, Y, generator) for _ in range(2)])
-    each = torch.arange(len(Y), device=Y.device)
-    first, second = solve_at_once(equations.take(each.repeat(2)), starts, ITERATIONS).chunk(2)
-    equations = equations.with_rows(noise_weights(head, seen, equations, first))
-    T = solve_at_once(equations, first, _POLISHED)
-    apart = torch.cdist(T, second).amin(2) / T.norm(dim=2).clamp_min(1e-300)
-    errors, sure = weigh(head, seen, equations, T)
+    twice, both = equations.take(torch.arange(len(Y), device=Y.device).repeat(2)), Unknowns.of(starts, alpha)
+    first, second = solve(twice, both, ITERATIONS, in_noise_units=True).T.chunk(2)
+    precision, at = torch.finfo(head.W.dtype).eps / 2, Unknowns.of(first, alpha)
+    weight = noise_weights(equations, at, seen.level, head.row_norms(head.W), precision)
+    equations = equations.with_rows(weight)
+    at = solve(equations, at, polishing(equations), in_noise_units=True)
+    apart = torch.cdist(at.T, second).amin(2) / at.T.norm(dim=2).clamp_min(1e-300)
+    errors, sure = weigh(head, seen, Linearized(equations, at))
     kept = (sure & (apart.amax(1) < SAME_SOLUTION)).nonzero()[:, 0]
-    _write(head, seen.take(kept), Points(equations.take(kept), T[kept]), errors[kept], sizes, answers)
+    here = Linearized(equations.take(kept), Unknowns.of(at.T[kept], alpha))
+    _write(head, seen.take(kept), here, errors[kept], sizes, answers)
 
 
 def _write(
-    head: Head, seen: Observations, here: Points, errors: Tensor, sizes: list[int | None], answers: list[Leak | None]
+    head: Head,
+    seen: Observations,
+    here: Linearized,
+    errors: Tensor,
+    sizes: list[int | None],
+    answers: list[Leak | None],
 ) -> None:
     """The claims, and the answers in the attacker's own order."""
-    logits = here.T @ here.equations.K + here.equations.b
-    features = (here.T @ seen.A).to(working_type(head))
-    missed = (here.equations.alpha * here.G.mT @ here.T - seen.U).norm(dim=(1, 2)) / seen.U.norm(dim=(1, 2))
+    T, targets = here.at.T, here.equation.targets(here.at)
+    logits, features = here.equation.logits(T), (T @ seen.A).to(working_type(head))
+    missed = ((here.at.alpha[..., None] * here.G).mT @ T - seen.U).norm(dim=(1, 2)) / seen.U.norm(dim=(1, 2))
     residuals, told = missed.tolist(), errors.cpu()
     for n, place in enumerate(seen.place.tolist()):
-        Y, known = here.equations.Y[n], Knowledge(batch_size=sizes[place])
-        counted = count(here.T[n], Y.argmax(1), errors[n], known)
+        Y, known = targets[n], Knowledge(batch_size=sizes[place])
+        counted = count(T[n], Y.argmax(1), errors[n], known)
         # Nobody doubts: `evidence` has asked everybody.
         claim = grant(Evidence(told[n], explained=True, confirmations=1, counted=counted))
         answers[place] = Leak(

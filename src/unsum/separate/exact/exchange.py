@@ -88,7 +88,7 @@ class _State:
         Y = torch.nn.functional.one_hot(labels, observation.classes).double()
         equation = replace(observation.equation(), Y=Y)
         start = Unknowns.of(T, observation.alpha(1.0, len(T)))
-        at = solve(equation.with_rows(observation.weight**power), start, iterations).at
+        at = solve(equation.with_rows(observation.weight**power), start, iterations)
         equation = equation.with_rows(observation.weight.sqrt())
         total = (equation.weight[:, None] * equation.U).square().sum()
         residual = equation.residual(at)

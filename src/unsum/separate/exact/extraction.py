@@ -179,7 +179,7 @@ class _Smoothed(Remainder):
         labeled = (self.grad_b < -self.visible) | hidden
         extended = torch.cat([U, observation.beta * self.grad_b[:, None]], dim=1)
         equation = Equation(basis @ observation.K, observation.b, extended, D * ~labeled, observation.beta)
-        solved = solve(equation, Unknowns.of(corners, self.alpha), iterations=40).at
+        solved = solve(equation, Unknowns.of(corners, self.alpha), 40)
         relative = equation.residual(solved).norm(dim=1) / D * observation.weight
         starts = torch.cat([solved.T, corners]) @ basis
         return starts[torch.isfinite(starts).all(1)], relative > 0.2 * relative.max()

@@ -26,10 +26,10 @@ def lone_roots(observation: Observation) -> list[tuple[Equation, Unknowns]]:
     for in_noise_units in (True, False):
         loss, floor, named = _flatness(observation, t, alpha, in_noise_units)
         for index in _local_minima(loss):
-            start = Unknowns(t[index].view(1, 1), floor[index], alpha[index].log())
+            start = Unknowns(t[index].view(1, 1), floor[index], alpha[index].log().view(1))
             equation = observation.equation().with_rows(observation.weight.index_fill(0, named[index], 0.0))
             equation = replace(equation, floor_free=True, alpha_free=equation.has_bias)
-            root = solve(equation, start, _ITERATIONS, in_noise_units=True).at
+            root = solve(equation, start, _ITERATIONS, in_noise_units=True)
             if root.is_sound:
                 roots.append((equation, root))
     return sorted(roots, key=lambda root: float(root[1].T.norm()))

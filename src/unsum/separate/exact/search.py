@@ -126,7 +126,8 @@ class Search:
         at = next(proposal.points, None)
         if at is not None and not proposal.solved:
             # What samples found alone lead to is near: it is pursued to the end, whatever the norm.
-            at = solve(proposal.equation, at, proposal.iterations, in_noise_units=not proposal.alone).at
+            rough = not proposal.alone  # it is polished, with other weights
+            at = solve(proposal.equation, at, proposal.iterations, in_noise_units=rough, roughly=rough)
         if at is None or not at.is_sound:
             return None
         candidate = polish(self.known.observation, proposal.equation, at)
@@ -161,7 +162,7 @@ class Search:
         for _ in range(max(_CONFIRMATIONS, min(_MORE_CONFIRMATIONS, int(_CONFIRMATION_SECONDS / cost)))):
             if out_of_time("a second opinion on the solution"):
                 break
-            at = solve(proposal.equation, next(proposal.points), proposal.iterations, in_noise_units=True).at
+            at = solve(proposal.equation, next(proposal.points), proposal.iterations, roughly=True)
             if not at.is_sound:
                 continue
             if distance(found.at.T, at.T) < SAME_SOLUTION:

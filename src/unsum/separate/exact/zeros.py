@@ -176,7 +176,7 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
     # The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do.
     here, (R, H), size = Linearized(equation, at), observation.A.shape, lengths.T.norm(dim=1)
     spare = (observation.classes - 1) * here.residual.shape[1] - R
-    misfit = (here.cost / max(spare, 1)) ** 0.5
+    misfit = float(here.cost / max(spare, 1)) ** 0.5
     entry = torch.linalg.pinv(at.alpha * here.G.T / observation.noise.level[:, None]).norm(dim=1)
     whole = max(misfit, 1.0) * entry * H**0.5 / size
     off = (lengths.alphas / at.alpha - 1).abs()

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from unsum.certify.scatter import SPARE
-from unsum.equation.levenberg import Dense, minimize
+from unsum.engine.budget import Budget
+from unsum.engine.descend import Limits, Normal, Problem, descend
+from unsum.equation.levenberg import Dense
 from unsum.separate.local_steps.movement import Schedule, Trajectory, Walk
 
 EXPLAINED = 4.0  # misfit of a solution, in units of the noise
@@ -57,9 +59,6 @@ class Here(Dense):
         self.polisher = polisher
         self.left, self.right = polisher.free_directions(at)
         super().__init__(lambda point: polisher.equations(point, self.left, self.right), at, polisher.fixed)
-
-    def moved(self, step: Tensor) -> Here:
-        return Here(self.polisher, self.at + step)
 
 
 class Polisher:
@@ -107,7 +106,7 @@ class Polisher:
         m, R = self.shape
         # Columns sum to zero: one row says nothing new.
         equations = len(here.residual) - here.right.shape[1] - m * R - self.rate_free
-        misfit = (here.cost / max(equations, 1)) ** 0.5
+        misfit = float(here.cost / max(equations, 1)) ** 0.5
         spread = max(misfit, 1.0) ** 2
         # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
         prior = torch.cat([self.sizes(at).pow(-2).repeat_interleave(R), at.new_ones(1)]) * spread
@@ -155,7 +154,22 @@ def polish(trajectory: Trajectory, samples: Samples, missing: int) -> Polished:
     return Polished(replace(samples, T=T, rate=rate), misfit, errors)
 
 
-def minimized(polisher: Polisher, at: Tensor, iterations: int) -> Here:
+class _Movement(Problem):
+    """The equations at rows of one point: each point has its own free directions."""
+
+    def __init__(self, polisher: Polisher) -> None:
+        self.polisher = polisher
+
+    def linearize(self, s: Tensor) -> Normal:
+        here = Here(self.polisher, s[0])
+        return Normal(here.cost[None], here.gradient[None], here.normal_matrix[None], self.costs)
+
+    def costs(self, s: Tensor) -> Tensor:
+        return Here(self.polisher, s[0]).cost[None]
+
+
+def minimized(polisher: Polisher, at: Tensor, steps: int) -> Here:
     """Where the equations' squares are least; below the noise they need not be pursued further."""
-    here = Here(polisher, at)
-    return minimize(here, iterations, enough=here.residual.numel())
+    noise = float(Here(polisher, at).residual.numel())
+    ends = descend(_Movement(polisher), at[None], Budget(steps=steps), Limits(noise=noise))
+    return Here(polisher, ends.s[0])

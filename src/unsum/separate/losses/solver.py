@@ -97,7 +97,7 @@ def _starts(
 def _solved(observation: Observation, equation: Equation, at: Unknowns, given: Tensor | None) -> Candidate | None:
     """Solve from one start; a separable loss reads its targets off, rounds them and solves on until they stay."""
     if not isinstance(observation.loss, Separable):
-        at = solve(equation, at, 60).at
+        at = solve(equation, at, 60)
         return polish(observation, equation, at) if at.is_sound else None
     left = 1.0
     for _ in range(_ROUNDS):
@@ -114,7 +114,7 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
         if equation.Y is not None and torch.equal(Y, equation.Y):
             break
         equation = replace(equation, Y=Y)
-        at = solve(equation, at, 60).at
+        at = solve(equation, at, 60)
     if not at.is_sound:
         return None
     return replace(polish(observation, equation, at), rounded=left < _BINARY)

@@ -4,7 +4,7 @@ Minimizes the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each st
 
     (JᵀJ + μ) step = −½ ∂Ŷ
 
-by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `equation.levenberg` chooses μ. The term of JᵀJ that
+by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `engine.descend` chooses μ. The term of JᵀJ that
 couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
 
 l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
@@ -20,8 +20,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from unsum.engine.budget import Budget
 from unsum.engine.conjugate import conjugate_gradients
-from unsum.equation.levenberg import minimize
+from unsum.engine.descend import Problem, descend
 from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -97,29 +98,51 @@ def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Reco
     record.add(record.steps[-1] if record.steps else 0, logits)
     unit = float(objective.difference(logits.softmax(1)).square().sum(1).max()) * max(objective.weights.values())
 
-    def note(at: _Equations) -> None:
-        record.add(record.steps[-1] + 1, at.logits)
+    problem = _Stage(objective, logits, unit, record)
+    end = descend(problem, logits.flatten()[None], Budget(steps=steps)).s
+    problem.note(end)
+    return end.view_as(logits)
 
-    return minimize(_Equations(objective, logits, unit), steps, accepted=note).logits
+
+class _Stage(Problem):
+    """One stage, which records the logits that steps were taken to."""
+
+    def __init__(self, objective: LogitObjective, logits: Tensor, unit: float, record: Record) -> None:
+        self.objective, self.shape, self.unit, self.record = objective, logits.shape, unit, record
+        self.noted = logits.flatten()[None]
+
+    def note(self, s: Tensor) -> None:
+        if not torch.equal(s, self.noted):
+            self.record.add(self.record.steps[-1] + 1, s.view(self.shape))
+            self.noted = s
+
+    def linearize(self, s: Tensor) -> _Equations:
+        self.note(s)
+        return _Equations(self, s.view(self.shape))
+
+    def costs(self, s: Tensor) -> Tensor:
+        return self.objective.total(self.objective.losses(s.view(self.shape)))[None]
 
 
 class _Equations:
     """The weighted residuals at some logits, by JᵀJ alone; damping counts in units of the largest entry of α_w D Dᵀ."""
 
-    dense = False
+    def __init__(self, stage: _Stage, logits: Tensor) -> None:
+        self.objective, self.logits, self.unit = stage.objective, logits, stage.unit
+        self.costs = stage.costs
+        self.curvature = self.objective.curvature(logits)
 
-    def __init__(self, objective: LogitObjective, logits: Tensor, unit: float) -> None:
-        self.objective, self.logits, self.unit = objective, logits, unit
-        self.cost = float(objective.total(objective.losses(logits)))
-        self.curvature = objective.curvature(logits)
+    @cached_property
+    def cost(self) -> Tensor:
+        return self.costs(self.logits)
 
     @cached_property
     def gradient(self) -> Tensor:
         return self.objective.gradient(self.logits).flatten() / 2
 
-    def step(self, damping: float) -> Tensor:
+    def step(self, damping: Tensor) -> Tensor:
         """The solution of (JᵀJ + μ) step = −Jᵀr by preconditioned conjugate gradients."""
-        D, mu = self.objective.difference(self.logits.softmax(1)), damping * self.unit
+        D, mu = self.objective.difference(self.logits.softmax(1)), float(damping) * self.unit
         left: Tensor = torch.linalg.inv(self.objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
         return conjugate_gradients(
             lambda x: self._squared(x) + mu * x,
@@ -127,14 +150,11 @@ class _Equations:
             -self.gradient,
             _INNER_TOLERANCE,
             _INNER_STEPS,
-        )[0]
+        )[0][None]
 
-    def push(self, step: Tensor) -> Tensor:
-        """As long as J step, which has no other use."""
-        return (step @ self._squared(step)).clamp_min(0).sqrt()[None]
-
-    def moved(self, step: Tensor) -> _Equations:
-        return _Equations(self.objective, self.logits + step.view_as(self.logits), self.unit)
+    def promised(self, step: Tensor) -> Tensor:
+        curved = (step[0] @ self._squared(step[0])).clamp_min(0)
+        return -(2 * step[0] @ self.gradient + curved)[None]
 
     def _squared(self, x: Tensor) -> Tensor:
         return self.curvature(x.view_as(self.logits)).flatten()
