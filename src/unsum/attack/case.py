@@ -115,4 +115,13 @@ class Case:
 def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     """One separator, with what the options grant it."""
     given = options.shared
-    return separate(model, update, method, labels=options.labels, progress=progress, loss=options.loss, **given)
+    return separate(
+        model,
+        update,
+        method,
+        labels=options.labels,
+        progress=progress,
+        loss=options.loss,
+        public=options.public,
+        **given,
+    )

@@ -22,7 +22,7 @@ from unsum.separate import SEPARATORS
 LABELS_ALONE = "it looks for labels alone"
 # Row sums average over noise and lost entries; signs leave the bias gradient's whole.
 _UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign")
-_TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg")
+_TAMPERED = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg")
 _MOST_CLASSES = 2000  # a linear system of so many takes seconds; iLRG's time grows with their third power
 
 

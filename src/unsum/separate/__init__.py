@@ -58,6 +58,7 @@ def separate(
     progress: Progress = SILENT,
     loss: str | Loss | None = None,
     time_limit: float | None = None,
+    public: Tensor | None = None,
     **options: Any,
 ) -> Leak:
     """Take the sum over a batch apart: every sample's features, logits and label out of one update.
@@ -78,6 +79,7 @@ def separate(
             untried: 60 by default, `math.inf` for as long as it takes. Methods that take a fixed number of steps have no limit
             by default. Inside of another search's limit, what is left of that is the default. A pass over a large head is not
             interrupted.
+        public: inputs that anyone could have, without labels: what features look like under noise (`adaptive`).
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
     Returns:
@@ -105,6 +107,7 @@ def separate(
         progress=progress,
         loss=loss,
         time_limit=time_limit,
+        public=public,
         **options,
     ).published()
 
@@ -121,6 +124,7 @@ def answered(
     progress: Progress = SILENT,
     loss: str | Loss | None = None,
     time_limit: float | None = None,
+    public: Tensor | None = None,
     **options: Any,
 ) -> Leak:
     """`separate`, with the error by which attacks choose among their answers, whatever speaks against it."""
@@ -129,7 +133,12 @@ def answered(
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     loss_name = loss if isinstance(loss, str) or loss is None else loss.name
     knowledge = Knowledge(
-        labels=labels, batch_size=disclosed, loss=loss_name, training=update.training, carried=update.carried
+        labels=labels,
+        batch_size=disclosed,
+        loss=loss_name,
+        training=update.training,
+        carried=update.carried,
+        public=public,
     )
     start = time.perf_counter()
     head = Head.of(model, update, device)
