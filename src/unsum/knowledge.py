@@ -22,7 +22,8 @@ class Knowledge:
 
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labeled samples of its own, inputs of the model with
-    (N,) class numbers; `public` are inputs that anyone could have, without labels and none of them the client's. `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
+    (N,) class numbers; `public` are inputs that anyone could have, without labels and none of them the client's.
+    `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
     that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
     said to be of the same batch. `targets_of_any_kind` are those of a network that is no classifier:

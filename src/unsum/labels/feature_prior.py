@@ -8,7 +8,7 @@ feature is taken for equally likely: then the template is the plain row sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,10 @@ class FeaturePrior:
     public: int  # inputs that were granted; 0 where random ones took their place
     non_negative: bool
 
+    def scaled(self, size: float) -> FeaturePrior:
+        """The same of features that are `size` times as large."""
+        return replace(self, views=size * self.views, mean=size * self.mean)
+
     @property
     def energy(self) -> float:
         """What a feature has on average beside the mean, squared."""
@@ -55,6 +59,9 @@ def feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: int
 
 
 def _feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: int) -> FeaturePrior | None:
+    known = feature_sign(model, head.name).non_negative
+    if public is None and known is None:
+        return None
     probe = Probe(head, model, 1, seed)
     generator = torch.Generator().manual_seed(seed)
     try:
@@ -70,7 +77,6 @@ def _feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: in
         return None
     if views.shape[1] != head.W.shape[1] or not bool(views.isfinite().all()):
         return None
-    known = feature_sign(model, head.name).non_negative
     non_negative = bool((views >= 0).all()) if known is None else known
     mean = views.mean(0)
     if non_negative:

@@ -5,14 +5,16 @@ A sample of class c lowers row c of the head's gradient by its features over B, 
     ∇W_c = s/B Σ_i (p_ic − [y_i = c]) f_i + noise        ∇b_c = s/B Σ_i (p_ic − [y_i = c]) + noise
 
 With features that scatter around a mean μ that public inputs show (`feature_prior`), three figures of a row hold what it says of
-n_c, the number of samples of its class, and each is Gaussian given n_c:
+n_c, the number of samples of its class, and each is Gaussian given n_c. The second one is left out where features are never
+negative: how much energy one sample has is then less certain than what it adds:
 
-    along the mean   t_c = ⟨∇W_c, μ⟩/‖μ‖²       mean u m(n), variance σ²/‖μ‖² + u² (q n + δ²)      m(n) = (1 − n/B) p̄_c − n (1 − p)/B
-    beside it        e_c = ‖∇W_c‖² − t_c² ‖μ‖²   mean (H − 1) v(n), v(n) = σ² + u² τ n/B², variance 2 (H − 1) σ⁴ and its own spread
-    the bias         ∇b_c                         mean s m(n), variance σ_b² + s² δ²
+    along the mean   t_c = ⟨∇W_c, μ⟩/‖μ‖²       mean u m(n), variance σ²/‖μ‖² + u² (q n + δ²)
+    beside it        e_c = ‖∇W_c‖² − t_c² ‖μ‖²   mean (H − 1) v(n), v(n) = σ² + u² τ n/B²
+    the bias         ∇b_c                         mean s m(n), variance σ² + s² δ²
 
-p̄_c is the mean probability of class c for public inputs, p that of a sample's own class, q n the samples' own spread, δ that of
-p̄, τ the energy of a feature beside the mean. How large the client's features are, times what clipping left of the gradient, is
+with m(n) = (1 − n/B) p̄_c − n (1 − p)/B, what softmax gives the class less what its own samples take. p̄_c is the mean
+probability of class c for public inputs, p that of a sample's own class, q n the samples' own spread, δ that of p̄, τ the energy
+of a feature beside the mean. How large the client's features are, times what clipping left of the gradient, is
 unknown: u takes every value on a grid, with s = 1 or s = u, and evidence weighs them. So it does with B where nobody grants it.
 The counts that have the most right labels on average are named: the B largest of all P(n_c ≥ k).
 """
@@ -57,7 +59,8 @@ class CountEvidence:
 
     chance: Tensor
     size: int
-    scale: float  # of the gradient, on average over the hypotheses
+    scale: float  # s, of the gradient, on average over the hypotheses
+    feature_size: float  # u/s, of the client's features over those of public inputs
 
     @property
     def labels(self) -> Tensor:
@@ -82,7 +85,7 @@ def templates(evidence: Clues) -> Tensor:
     prior = feature_prior(evidence.head, evidence.model, evidence.knowledge.public, evidence.seed)
     if prior is None:
         raise UnsumError(
-            "'templates' cannot tell which inputs the model takes; give some with public=, or use 'row-sum'."
+            "'templates' cannot tell what features of this model look like; give public inputs with public=, or use 'row-sum'."
         )
     found = count_evidence(evidence.head, prior, noise_of(evidence.head), evidence.knowledge.known_batch_size)
     return found.labels
@@ -110,7 +113,8 @@ def count_evidence(head: Head, prior: FeaturePrior, sigma: float, size: int | No
     assert best is not None
     total, evidence, marginals, B = best
     weights = (evidence - total).exp() if math.isfinite(total) else torch.full_like(evidence, 1 / len(evidence))
-    return CountEvidence(at_least((weights[:, None, None] * marginals).sum(0)), B, float(weights @ s))
+    chance = at_least((weights[:, None, None] * marginals).sum(0))
+    return CountEvidence(chance, B, float(weights @ s), float(weights @ (u / s)))
 
 
 def _sizes(classes: int) -> list[int]:
@@ -126,7 +130,7 @@ class _Figures:
     """What is looked at in the C rows, in float64."""
 
     along: Tensor | None  # (C,) t; None where the prior has no direction
-    beside: Tensor  # (C,) e
+    beside: Tensor | None  # (C,) e; None where features are never negative, whose mean says more
     bias: Tensor | None  # (C,)
     sigma: float
     width: int  # H
@@ -140,10 +144,11 @@ class _Figures:
     @classmethod
     def of(cls, head: Head, prior: FeaturePrior, sigma: float) -> _Figures:
         H, square = head.W.shape[1], float(prior.mean.square().sum())
-        energies, along = head.row_norms(head.grad_W).square(), None
-        if square > 0:
-            along = head.projected(prior.mean[None])[:, 0] / square
-            energies = energies - along.square() * square
+        along = head.projected(prior.mean[None])[:, 0] / square if square > 0 else None
+        energies = None
+        if not prior.non_negative or along is None:
+            energies = head.row_norms(head.grad_W).square()
+            energies = energies if along is None else energies - along.square() * square
         P = prior.probabilities(head)
         p = P.mean(0)
         doubt = P.std(0).nan_to_num(0.0).maximum(_EVEN_P * p)
@@ -176,10 +181,11 @@ class _Figures:
                 _SPREAD**2 * each + _STEP**2 * pull**2 + doubt + p**2 * _SPREAD**2
             )
             logs = logs + _normal(self.along[:, None] - u * pull, variance)
-        extra = u**2 * self.energy * (each * (1 - self.own) ** 2 + doubt + p**2 / B)
-        freedom = max(self.width - 1, 1)
-        variance = 2 * freedom * (self.sigma**2 + extra) ** 2 + (_ENERGY * freedom * extra) ** 2
-        logs = logs + _normal(self.beside[:, None] - freedom * (self.sigma**2 + extra), variance)
+        if self.beside is not None:
+            extra = u**2 * self.energy * (each * (1 - self.own) ** 2 + doubt + p**2 / B)
+            freedom = max(self.width - 1, 1)
+            variance = 2 * freedom * (self.sigma**2 + extra) ** 2 + (_ENERGY * freedom * extra) ** 2
+            logs = logs + _normal(self.beside[:, None] - freedom * (self.sigma**2 + extra), variance)
         if self.bias is not None:
             off = torch.where(s == 1, 0.0, _STEP) * pull
             logs = logs + _normal(self.bias[:, None] - s * pull, self.sigma**2 + s**2 * doubt + (s * off) ** 2)

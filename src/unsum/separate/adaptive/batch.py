@@ -33,9 +33,9 @@ class Groups:
     scale: float  # the gradient was multiplied by this
     size_known: bool  # whether the number of samples was granted
     notes: list[str]
-    chances: Tensor = field(
-        default_factory=lambda: torch.zeros(0)
-    )  # (B,) that each member's label is right; empty: all are
+    # (B,) that each label is right; empty: all are.
+    chances: Tensor = field(default_factory=lambda: torch.zeros(0))
+    feature_size: float | None = None  # over that of public inputs, where the labels' likelihood shows it
 
     @property
     def sure(self) -> Tensor:
@@ -89,11 +89,11 @@ def _likeliest(head: Head, knowledge: Knowledge, defense: RecognizedDefense, pri
     scale = _scale(head, defense, labels)
     if defense.sigma_b * len(labels) ** 0.5 > _LOUD:
         scale = found.scale
-    right = float(chances.sum())
     notes = [
-        f"Labels are those of which most are right on average, by matched filters: {right:.1f} of {len(members)} are expected to be."
+        f"Labels were named by matched filters; {float(chances.sum()):.1f} of {len(members)} are expected to be right."
     ]
-    return Groups(labels, counts, scale, knowledge.batch_size is not None, notes, chances)
+    known = knowledge.batch_size is not None
+    return Groups(labels, counts, scale, known, notes, chances, found.feature_size)
 
 
 def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_size: int | None) -> Tensor:

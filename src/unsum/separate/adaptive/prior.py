@@ -24,9 +24,12 @@ _BINS = 8.0  # of the histogram, in a standard deviation
 _ROUNDS = 100  # of expectation and maximization
 _NEIGHBORHOODS = 8  # classes of columns by what the other samples show there
 _ENOUGH = 500  # estimates that a distribution of their own is learned from
-# [estimates] that the features of public inputs count as, in every neighborhood. Chosen by: arbitrary; a tenth as many, or ten
-# times as many, change the leakage of the default model by less than 0.01.
-_WORTH = 100.0
+# [√estimates] that the features of public inputs count as. Noise pulls a mixture's mean by as much as √n estimates do, and twice
+# that keeps it in its place up to four deviations.
+_WORTH = 2.0
+_CLEAR = 5.0  # [deviations] of the estimates' mean square, from which they are larger than noise alone
+_BEYOND = 4.0  # [1] times the largest public feature, that no feature of the client's is expected to exceed
+_START = 0.01  # [share] of the mixture that starts where no public feature is. Chosen by: arbitrary, EM changes it
 _QUANTILES = (
     48  # of public features, which are point masses where they lie closer together than the noise. Arbitrary budget
 )
@@ -50,26 +53,18 @@ class Posterior:
         return (wrong / (wrong + self.mean.square().sum(1)).clamp_min(1e-300)).sqrt()
 
 
-def denoise(
-    estimates: Tensor, deviations: Tensor, *, signed: bool, prior: FeaturePrior | None = None
-) -> tuple[Posterior, Posterior]:
+def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: FeaturePrior | None = None) -> Posterior:
     """Posterior of every feature, the prior learned from estimates of the same sample in columns of the same kind.
 
     Args:
         estimates: (g, H) features with Gaussian errors.
         deviations: (g,) the standard deviation of those errors.
         signed: whether features may be negative.
-        prior: what features of public inputs are like; zero where it is None.
-
-    Returns:
-        The posterior, and what is expected of a sample of which nothing was seen (1, H).
+        prior: features of public inputs; where there are none, features are expected near zero.
     """
-    views, before = estimates.new_zeros(1, estimates.shape[1]), estimates.new_zeros(1, estimates.shape[1])
-    if prior is not None:
-        size = size_of(estimates, deviations, prior)
-        views, before = size * prior.views.to(estimates), size * prior.mean[None].to(estimates)
-    expected = Posterior(before, (views - before).square().mean(0, keepdim=True))
-    kinds = _kinds(estimates, deviations, expected if prior is not None else None)
+    expected = None if prior is None else unseen(prior)
+    views = estimates.new_empty(0, estimates.shape[1]) if prior is None else prior.views.to(estimates)
+    kinds = _kinds(estimates, deviations, expected)
     mean, variance = torch.empty_like(estimates), torch.empty_like(estimates)
     for i, deviation in enumerate(deviations.tolist()):
         for kind in range(int(kinds[i].max()) + 1):
@@ -77,17 +72,21 @@ def denoise(
             if bool(members.any()):
                 known = views[:, members].flatten()
                 mean[i, members], variance[i, members] = _learn(estimates[i, members], deviation, known, signed=signed)
-    return Posterior(mean, variance), expected
+    return Posterior(mean, variance)
+
+
+def unseen(prior: FeaturePrior) -> Posterior:
+    """(1, H) what is expected of a sample of which nothing was seen."""
+    return Posterior(prior.mean[None], (prior.views - prior.mean).square().mean(0, keepdim=True))
 
 
 def size_of(estimates: Tensor, deviations: Tensor, prior: FeaturePrior) -> float:
     """How large the samples' features are, in those of public inputs: least squares along their mean, with a prior of 1 ± 1."""
     square = float(prior.mean.square().sum())
-    precision = square / deviations.square().clamp_min(1e-300 * max(square, 1e-30))
     if square == 0:
         return 1.0
     found = (estimates @ prior.mean.to(estimates)) / square
-    precision = precision.clamp_max(1e12)
+    precision = (square / deviations.square().clamp_min(1e-300)).clamp_max(1e12)
     size = float((1 + (precision * found).sum()) / (1 + precision.sum()))
     return min(max(size, _SMALLEST), _LARGEST)
 
@@ -117,26 +116,34 @@ def _kinds(estimates: Tensor, deviations: Tensor, expected: Posterior | None) ->
 
 
 def _learn(x: Tensor, deviation: float, known: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Posterior mean and variance for the estimates x (n,), and features of the same kind that are known; those far out stay as
-    they are."""
+    """Posterior mean and variance for the estimates x (n,), with features of the same kind that are known (k,). Estimates far out
+    stay as they are."""
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
     scaled = x / deviation
     if not bool((scaled.abs() <= _REACH).any()):
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
-    near_zero = known[:: max(1, len(known) // _SEEN)].div(deviation).clamp(-_REACH if signed else 0.0, _REACH)
-    fine = near_zero.quantile(torch.linspace(0, 1, _QUANTILES, dtype=x.dtype, device=x.device))
-    atoms = torch.cat([_grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x), fine]).unique()
-    before = _WORTH * _shared_out(near_zero, atoms)
+    near = known[:: max(1, len(known) // _SEEN)].div(deviation).clamp(-_REACH if signed else 0.0, _REACH)
+    # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
+    # where there are none.
+    louder = float(scaled.square().mean()) - 1 > _CLEAR * (2 / len(x)) ** 0.5
+    most = _REACH if louder else _BEYOND * float(near.abs().max()) if len(near) else 0.0
+    between = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
+    between = torch.cat([between[between.abs() <= most], between.new_zeros(1)])
+    fine = near.quantile(torch.linspace(0, 1, _QUANTILES, dtype=x.dtype, device=x.device)) if len(near) else near
+    atoms = torch.cat([between, fine]).unique()
+    weight, before = torch.full_like(atoms, 1 / len(atoms)), torch.zeros_like(atoms)
+    if len(near):  # a start in every atom: what has no weight never gets any
+        share = _shared_out(near, atoms)
+        little = _START * min(1.0, float(near.square().mean().sqrt()))
+        weight, before = (1 - little) * share + little * weight, _WORTH * len(x) ** 0.5 * share
     centers = _grid(low, high, _BINS, x)
     place = (scaled - centers[0]) * _BINS
     bins = place.round().long().clamp(0, len(centers) - 1)
     inside = (scaled >= low) & (scaled <= high)
     counts = torch.bincount(bins[inside], minlength=len(centers)).to(x.dtype)
     likelihood = torch.exp(-0.5 * (centers[:, None] - atoms).square()) + 1e-14
-    # A start in every atom: what has no weight never gets any.
-    weight = 0.99 * before / _WORTH + 0.01 / len(atoms)
     for _ in range(_ROUNDS):
         weight = weight * (likelihood.T @ (counts / (likelihood @ weight))) + before
         weight = weight / weight.sum()
@@ -144,12 +151,12 @@ def _learn(x: Tensor, deviation: float, known: Tensor, *, signed: bool) -> tuple
     joint = joint / joint.sum(1, keepdim=True)
     mean = joint @ atoms
     variance = (joint @ atoms.square() - mean.square()).clamp_min(0)
-    near = inside & (scaled < _REACH - 4) & (scaled > 4 - _REACH)
+    resolved = inside & (scaled < _REACH - 4) & (scaled > 4 - _REACH)
     left = place.floor().long().clamp(0, max(len(centers) - 2, 0))
     right = (left + 1).clamp_max(len(centers) - 1)
     part = (place - left).clamp(0, 1)
-    found = torch.where(near, mean[left] * (1 - part) + mean[right] * part, scaled)
-    return found * deviation, torch.where(near, variance[bins], torch.ones_like(x)) * deviation**2
+    found = torch.where(resolved, mean[left] * (1 - part) + mean[right] * part, scaled)
+    return found * deviation, torch.where(resolved, variance[bins], torch.ones_like(x)) * deviation**2
 
 
 def _shared_out(values: Tensor, atoms: Tensor) -> Tensor:
