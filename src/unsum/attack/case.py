@@ -62,6 +62,11 @@ class Case:
     def defended(self) -> bool:
         return recognize(self.head).kind != "none"
 
+    @cached_property
+    def noisy(self) -> bool:
+        """Whether every entry was sent with an error of its own."""
+        return recognize(self.head).kind == "noise"
+
     @property
     def useless(self) -> bool:
         """Whether there is no answer yet that is worth anything."""

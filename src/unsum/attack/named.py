@@ -22,7 +22,8 @@ from unsum.separate import SEPARATORS
 LABELS_ALONE = "it looks for labels alone"
 # Row sums average over noise and lost entries; signs leave the bias gradient's whole.
 _UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign")
-_TAMPERED = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg")
+_NOISY = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg")
+_TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg")
 _MOST_CLASSES = 2000  # a linear system of so many takes seconds; iLRG's time grows with their third power
 
 
@@ -36,7 +37,7 @@ def name_labels(case: Case) -> Leak | None:
     found = _by_every_rule(case)
     size, best = case.options.clues(case.model, case.update).knowledge.known_batch_size, case.answer
     trusted = not is_hopeless(best) and size in (None, best.batch_size)
-    order = _UNTOUCHED if not case.defended else _TAMPERED
+    order = _NOISY if case.noisy else _TAMPERED if case.defended else _UNTOUCHED
     rule = next((name for name in order if name in found), None)
     if trusted or rule is None or case.options.follows_steps(case.update):  # the rules take one step for granted
         return None
@@ -54,7 +55,9 @@ def _by_every_rule(case: Case) -> dict[str, Tensor]:
     for name in (entry.name for entry in LABEL_RULES if entry.name not in separators):
         rule = LABEL_RULES[name]
         single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1  # taken on trust elsewhere
-        if single or (name == "ilrg" and evidence.head.classes > _MOST_CLASSES):
+        if single or (name == "templates" and not case.noisy):  # what is left of other defenses is not Gaussian
+            continue
+        if name == "ilrg" and evidence.head.classes > _MOST_CLASSES:
             continue
         if out_of_time("label rules"):
             break

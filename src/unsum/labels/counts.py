@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 
+_NEGLIGIBLE = 1e-15  # [1] likelihood of a count over that of its class's likeliest, from which it is looked at
+
+
 def count_posterior(log_likelihood: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The log evidence (S,) of `size` samples, and the marginals (S, C, K + 1) of every count, under S hypotheses.
 
@@ -38,6 +41,9 @@ def count_posterior(log_likelihood: Tensor, size: int) -> tuple[Tensor, Tensor]:
     logs = log_likelihood[:, :, : K + 1].double() - torch.lgamma(k + 1)
     highest = logs.amax(2, keepdim=True)
     weights = (logs - highest).exp()
+    likely = (weights > _NEGLIGIBLE).any(0).any(0).nonzero()
+    K = int(likely.max()) if len(likely) else 0
+    weights = weights[:, :, : K + 1]
     before, scale = _products(weights, size)
     after = _products(weights.flip(1), size)[0].flip(1)
     end = before[:, -1, size]

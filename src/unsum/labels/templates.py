@@ -33,6 +33,7 @@ from unsum.head import Head
 from unsum.labels.counts import at_least, count_posterior
 from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.labels.method import Clues, RuleNeeds, label_rule
+from unsum.sharing import once
 
 # [1] sizes of the client's features times the scale of its gradient, over those of public inputs; steps of √2.
 _SIZES = 2.0 ** (torch.arange(-16, 7, dtype=torch.float64) / 2)
@@ -98,6 +99,11 @@ def noise_of(head: Head) -> float:
 
 def count_evidence(head: Head, prior: FeaturePrior, sigma: float, size: int | None) -> CountEvidence:
     """What the head's gradient says of every class's count, with noise of `sigma` on every entry."""
+    objects = (head.grad_W, prior)
+    return once("count evidence", objects, lambda: _weighed(head, prior, sigma, size), sigma, size)
+
+
+def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) -> CountEvidence:
     if size is not None and size > MOST:
         raise UnsumError(f"'templates' counts up to {MOST} samples, not {size}; use 'llg'.")
     figures = _Figures.of(head, prior, sigma)

@@ -30,12 +30,11 @@ _WORTH = 2.0
 _CLEAR = 5.0  # [deviations] of the estimates' mean square, from which they are larger than noise alone
 _BEYOND = 4.0  # [1] times the largest public feature, that no feature of the client's is expected to exceed
 _START = 0.01  # [share] of the mixture that starts where no public feature is. Chosen by: arbitrary, EM changes it
-_QUANTILES = (
-    48  # of public features, which are point masses where they lie closer together than the noise. Arbitrary budget
-)
-_SEEN = (
-    1 << 13
-)  # [features] of public inputs that are enough to show how all are distributed. Chosen by: arbitrary budget
+_SHARED = 0.02  # [share] of features' variance that a batch has in common. Chosen by: measurement (embedded photos)
+# [public features] point masses where they lie closer than the noise. Chosen by: arbitrary budget
+_QUANTILES = 48
+# [public features] enough to show how all are distributed. Chosen by: arbitrary budget
+_SEEN = 1 << 13
 _SMALLEST, _LARGEST = 1 / 8, 8.0  # [1] size of the client's features over public ones, beyond which it is no size
 
 
@@ -71,7 +70,10 @@ def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: Featu
             members = kinds[i] == kind
             if bool(members.any()):
                 known = views[:, members].flatten()
-                mean[i, members], variance[i, members] = _learn(estimates[i, members], deviation, known, signed=signed)
+                usual = None if expected is None else expected.mean[0, members]
+                mean[i, members], variance[i, members] = _learn(
+                    estimates[i, members], deviation, known, usual, signed=signed
+                )
     return Posterior(mean, variance)
 
 
@@ -108,26 +110,33 @@ def _kinds(estimates: Tensor, deviations: Tensor, expected: Posterior | None) ->
     others = (estimates.sum(0, keepdim=True) - estimates) / max(g - 1, 1)
     if expected is not None:
         spread = float(expected.variance.mean())
+        shared = float(expected.mean.var()) + _SHARED * spread
         noise = (deviations.square().sum() - deviations.square()) / max(g - 1, 1) ** 2
         doubt = noise + spread / max(g - 1, 1) if g > 1 else torch.full_like(deviations, torch.inf)
-        weight = (spread / (spread + doubt).clamp_min(1e-300)).nan_to_num(0.0)[:, None]
+        weight = (shared / (shared + doubt).clamp_min(1e-300)).nan_to_num(0.0)[:, None]
         others = weight * others + (1 - weight) * expected.mean
     return others.argsort(1).argsort(1) * number // H
 
 
-def _learn(x: Tensor, deviation: float, known: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Posterior mean and variance for the estimates x (n,), with features of the same kind that are known (k,). Estimates far out
-    stay as they are."""
+def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """Posterior mean and variance for the estimates x (n,). Estimates far out stay as they are.
+
+    Args:
+        known: (k,) features of public inputs in these columns.
+        usual: (n,) what is expected in each of the columns. It replaces the mean of `known` where the estimates show no more than
+            noise; else their own distribution says more.
+    """
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
-    scaled = x / deviation
+    # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
+    # where there are none.
+    louder = float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x)) ** 0.5
+    shift = torch.zeros_like(x) if louder or usual is None else usual - known.mean()
+    scaled = (x - shift) / deviation
     if not bool((scaled.abs() <= _REACH).any()):
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
     near = known[:: max(1, len(known) // _SEEN)].div(deviation).clamp(-_REACH if signed else 0.0, _REACH)
-    # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
-    # where there are none.
-    louder = float(scaled.square().mean()) - 1 > _CLEAR * (2 / len(x)) ** 0.5
     most = _REACH if louder else _BEYOND * float(near.abs().max()) if len(near) else 0.0
     between = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
     between = torch.cat([between[between.abs() <= most], between.new_zeros(1)])
@@ -156,7 +165,10 @@ def _learn(x: Tensor, deviation: float, known: Tensor, *, signed: bool) -> tuple
     right = (left + 1).clamp_max(len(centers) - 1)
     part = (place - left).clamp(0, 1)
     found = torch.where(resolved, mean[left] * (1 - part) + mean[right] * part, scaled)
-    return found * deviation, torch.where(resolved, variance[bins], torch.ones_like(x)) * deviation**2
+    found = found * deviation + shift
+    return found if signed else found.clamp_min(0), torch.where(
+        resolved, variance[bins], torch.ones_like(x)
+    ) * deviation**2
 
 
 def _shared_out(values: Tensor, atoms: Tensor) -> Tensor:
