@@ -17,7 +17,6 @@ import math
 import torch
 from torch import Tensor
 
-
 _NEGLIGIBLE = 1e-15  # [1] likelihood of a count over that of its class's likeliest, from which it is looked at
 
 
