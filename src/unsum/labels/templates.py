@@ -47,7 +47,7 @@ _FEWER = math.log(3)
 _SPREAD = (
     0.25  # [share] that sizes of samples along μ differ. Chosen by: measurement (embedded photos, default model: 0.17)
 )
-_USUAL = 1.0  # [nats] deviation of u before the update is seen. Chosen by: measurement (embedded photos: 0.5)
+_USUAL = 0.5  # [nats] deviation of u before the update is seen. Chosen by: measurement (embedded photos: 0.5)
 _CLIPPED = 2.0  # [nats] that a gradient of another scale than 1 is less likely. Chosen by: arbitrary, clipping is rare
 _ENERGY = (
     0.5  # [share] that a sample's energy beside the mean is off. Chosen by: measurement (embedded photos: 0.2 to 0.5)
@@ -61,7 +61,7 @@ class CountEvidence:
     chance: Tensor
     size: int
     scale: float  # s, of the gradient, on average over the hypotheses
-    feature_size: float  # u/s, of the client's features over those of public inputs
+    feature_size: float  # u/s, of the client's features over those of public inputs, their geometric mean
 
     @property
     def labels(self) -> Tensor:
@@ -120,7 +120,7 @@ def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) ->
     total, evidence, marginals, B = best
     weights = (evidence - total).exp() if math.isfinite(total) else torch.full_like(evidence, 1 / len(evidence))
     chance = at_least((weights[:, None, None] * marginals).sum(0))
-    return CountEvidence(chance, B, float(weights @ s), float(weights @ (u / s)))
+    return CountEvidence(chance, B, float(weights @ s), float((weights @ (u / s).log()).exp()))
 
 
 def _sizes(classes: int) -> list[int]:

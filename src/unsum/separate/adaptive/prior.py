@@ -24,9 +24,13 @@ _BINS = 8.0  # of the histogram, in a standard deviation
 _ROUNDS = 100  # of expectation and maximization
 _NEIGHBORHOODS = 8  # classes of columns by what the other samples show there
 _ENOUGH = 500  # estimates that a distribution of their own is learned from
-# [√estimates] that the features of public inputs count as. Noise pulls a mixture's mean by as much as √n estimates do, and twice
-# that keeps it in its place up to four deviations.
+# [√estimates] that the features of public inputs count as, at least. Noise pulls a mixture's mean by as much as √n estimates do,
+# and twice that keeps it in its place up to four deviations. n estimates whose signal is r times their noise have as much to say
+# about the mixture as n r features; where r is small, public features count as n/r.
 _WORTH = 2.0
+_MOSTLY = (
+    0.5  # [share] of the estimates' variance that public inputs leave at most, to be what is expected of each column
+)
 _CLEAR = 5.0  # [deviations] of the estimates' mean square, from which they are larger than noise alone
 _BEYOND = 4.0  # [1] times the largest public feature, that no feature of the client's is expected to exceed
 _START = 0.01  # [share] of the mixture that starts where no public feature is. Chosen by: arbitrary, EM changes it
@@ -69,7 +73,7 @@ def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: Featu
         for kind in range(int(kinds[i].max()) + 1):
             members = kinds[i] == kind
             if bool(members.any()):
-                known = views[:, members].flatten()
+                known = views[:, members]
                 usual = None if expected is None else expected.mean[0, members]
                 mean[i, members], variance[i, members] = _learn(
                     estimates[i, members], deviation, known, usual, signed=signed
@@ -122,17 +126,22 @@ def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, 
     """Posterior mean and variance for the estimates x (n,). Estimates far out stay as they are.
 
     Args:
-        known: (k,) features of public inputs in these columns.
-        usual: (n,) what is expected in each of the columns. It replaces the mean of `known` where the estimates show no more than
-            noise; else their own distribution says more.
+        known: (k, n) features of public inputs in these columns.
+        usual: (n,) what is expected in each of the columns. Where that explains most of the estimates, or where they show no more
+            than noise, what is learned is how features differ from it.
     """
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
+    non_negative, noise = not signed, deviation**2
+    shift = torch.zeros_like(x)
+    if usual is not None:
+        own, left = float(x.var(correction=0)) - noise, float((x - usual).square().mean()) - noise
+        if left < _MOSTLY * own or not _louder(x, deviation):
+            shift, known, signed = usual, known - usual, True
+    known, scaled = known.flatten(), (x - shift) / deviation
     # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
     # where there are none.
-    louder = float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x)) ** 0.5
-    shift = torch.zeros_like(x) if louder or usual is None else usual - known.mean()
-    scaled = (x - shift) / deviation
+    louder, excess = _louder(x - shift, deviation), float(scaled.square().mean()) - 1
     if not bool((scaled.abs() <= _REACH).any()):
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
@@ -145,15 +154,16 @@ def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, 
     weight, before = torch.full_like(atoms, 1 / len(atoms)), torch.zeros_like(atoms)
     if len(near):  # a start in every atom: what has no weight never gets any
         share = _shared_out(near, atoms)
-        little = _START * min(1.0, float(near.square().mean().sqrt()))
-        weight, before = (1 - little) * share + little * weight, _WORTH * len(x) ** 0.5 * share
+        little = _START * min(1.0, float(near.square().mean().sqrt())) if louder else 0.0
+        worth = max(_WORTH * len(x) ** 0.5, len(x) / max(excess, 1e-9))
+        weight, before = (1 - little) * share + little * weight, worth * share
     centers = _grid(low, high, _BINS, x)
     place = (scaled - centers[0]) * _BINS
     bins = place.round().long().clamp(0, len(centers) - 1)
     inside = (scaled >= low) & (scaled <= high)
     counts = torch.bincount(bins[inside], minlength=len(centers)).to(x.dtype)
     likelihood = torch.exp(-0.5 * (centers[:, None] - atoms).square()) + 1e-14
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS if louder or not len(near) else 0):
         weight = weight * (likelihood.T @ (counts / (likelihood @ weight))) + before
         weight = weight / weight.sum()
     joint = likelihood * weight
@@ -166,9 +176,14 @@ def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, 
     part = (place - left).clamp(0, 1)
     found = torch.where(resolved, mean[left] * (1 - part) + mean[right] * part, scaled)
     found = found * deviation + shift
-    return found if signed else found.clamp_min(0), torch.where(
+    return found.clamp_min(0) if non_negative else found, torch.where(
         resolved, variance[bins], torch.ones_like(x)
     ) * deviation**2
+
+
+def _louder(x: Tensor, deviation: float) -> bool:
+    """Whether the estimates are larger than their errors alone would be."""
+    return float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x)) ** 0.5
 
 
 def _shared_out(values: Tensor, atoms: Tensor) -> Tensor:
