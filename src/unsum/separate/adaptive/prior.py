@@ -76,7 +76,7 @@ def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: Featu
                 known = views[:, members]
                 usual = None if expected is None else expected.mean[0, members]
                 mean[i, members], variance[i, members] = _learn(
-                    estimates[i, members], deviation, known, usual, signed=signed
+                    estimates[i, members], deviation, known, usual, signed=signed, columns=estimates.shape[1]
                 )
     return Posterior(mean, variance)
 
@@ -122,10 +122,13 @@ def _kinds(estimates: Tensor, deviations: Tensor, expected: Posterior | None) ->
     return others.argsort(1).argsort(1) * number // H
 
 
-def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, signed: bool) -> tuple[Tensor, Tensor]:
+def _learn(
+    x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, signed: bool, columns: int
+) -> tuple[Tensor, Tensor]:
     """Posterior mean and variance for the estimates x (n,). Estimates far out stay as they are.
 
     Args:
+        columns: H, of all features.
         known: (k, n) features of public inputs in these columns.
         usual: (n,) what is expected in each of the columns. Where that explains most of the estimates, or where they show no more
             than noise, what is learned is how features differ from it.
@@ -136,12 +139,12 @@ def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, 
     shift = torch.zeros_like(x)
     if usual is not None:
         own, left = float(x.var(correction=0)) - noise, float((x - usual).square().mean()) - noise
-        if left < _MOSTLY * own or not _louder(x, deviation):
+        if left < _MOSTLY * own or not _louder(x, deviation, columns):
             shift, known, signed = usual, known - usual, True
     known, scaled = known.flatten(), (x - shift) / deviation
     # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
     # where there are none.
-    louder, excess = _louder(x - shift, deviation), float(scaled.square().mean()) - 1
+    louder, excess = _louder(x - shift, deviation, columns), float(scaled.square().mean()) - 1
     if not bool((scaled.abs() <= _REACH).any()):
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
@@ -181,9 +184,9 @@ def _learn(x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, 
     ) * deviation**2
 
 
-def _louder(x: Tensor, deviation: float) -> bool:
-    """Whether the estimates are larger than their errors alone would be."""
-    return float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x)) ** 0.5
+def _louder(x: Tensor, deviation: float, columns: int) -> bool:
+    """Whether the estimates are larger than their errors alone would be, whose size was measured on as many columns."""
+    return float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x) + 2 / columns) ** 0.5
 
 
 def _shared_out(values: Tensor, atoms: Tensor) -> Tensor:
