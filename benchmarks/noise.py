@@ -32,6 +32,7 @@ from unsum.score.reference import public_inputs
 from unsum.sharing import sharing_models
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
+COLUMNS = {"granted": "public photos, batch size", "unknown": "public photos alone", "nothing": "batch size alone"}
 CLASSES, SIZE, BATCH = 100, 128, 8
 
 
@@ -55,7 +56,9 @@ def two_labels(features: Tensor, sigma: float) -> float:
     return float(torch.special.ndtr(apart / (2 * sigma)).mean())
 
 
-def measure(draws: int, feature_draws: int, photos: str | None, levels: tuple[float, ...]) -> dict[str, Any]:
+def measure(
+    draws: int, feature_draws: int, photos: str | None, levels: tuple[float, ...], kinds: list[str]
+) -> dict[str, Any]:
     model = load_model(DEFAULT_MODEL, classes=CLASSES).model.train()
     batch = embedded_batch(BATCH, image_size=SIZE)
     model.input_shape = tuple(batch.images.shape[1:])
@@ -68,15 +71,17 @@ def measure(draws: int, feature_draws: int, photos: str | None, levels: tuple[fl
     gradients = unsum.capture(model, batch.images, batch.targets).gradients
     features = collect_features(model, batch.images).double()
     guess = collect_features(model, public).double().mean(0)
+    granted: dict[str, dict[str, Any]] = {
+        "granted": {"batch_size": BATCH, "public": public},
+        "unknown": {"public": public},
+        "nothing": {"batch_size": BATCH},
+    }
     rows = []
     with sharing_models():
         for sigma in levels:
             row: dict[str, Any] = {"sigma": sigma, "two": two_labels(features, sigma)}
-            for kind, known in {
-                "granted": {"batch_size": BATCH, "public": public},
-                "unknown": {"public": public},
-                "nothing": {"batch_size": BATCH},
-            }.items():
+            for kind in kinds:
+                known = granted[kind]
                 labels, got = [], []
                 for draw in range(draws):
                     torch.manual_seed(draw)
@@ -97,17 +102,14 @@ def measure(draws: int, feature_draws: int, photos: str | None, levels: tuple[fl
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = [
-        "| σ | labels right of 8, batch size granted | not granted: right / named | no public photos: right | "
-        "features' leakage | …, size not granted | …, no public photos | two labels told apart |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in found["rows"]:
-        g, u, n = row["granted"], row["unknown"], row["nothing"]
-        lines.append(
-            f"| {row['sigma']:g} | {g[0]:.1f} | {u[0]:.1f} / {u[1]:.1f} | {n[0]:.1f} | {g[2]:.3f} | {u[2]:.3f} | {n[2]:.3f} | "
-            f"{math.floor(1000 * row['two']) / 1000:.3f} |"
-        )
+    """One line for every level; the levels in ascending order."""
+    kinds = [kind for kind in COLUMNS if kind in found["rows"][0]]
+    heads = [f"{COLUMNS[kind]}: labels right of 8 / named | features' leakage" for kind in kinds]
+    lines = [" | ".join(["| σ", *heads, "two labels told apart |"]), "|---" * (2 * len(kinds) + 2) + "|"]
+    for row in sorted(found["rows"], key=lambda row: row["sigma"]):
+        cells = [f"{row[kind][0]:.1f} / {row[kind][1]:.1f} | {row[kind][2]:.3f}" for kind in kinds]
+        two = f"{math.floor(1000 * row['two']) / 1000:.3f} |"
+        lines.append(" | ".join([f"| {row['sigma']:g}", *cells, two]))
     return "\n".join(lines)
 
 
@@ -117,13 +119,14 @@ def main() -> None:
     parser.add_argument("--feature-draws", type=int, default=10)
     parser.add_argument("--photos")
     parser.add_argument("--levels", type=float, nargs="+", default=LEVELS)
+    parser.add_argument("--kinds", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()
     if asked.table is not None:
         print(table(json.loads(asked.table.read_text())))
         return
-    found = measure(asked.draws, asked.feature_draws, asked.photos, tuple(asked.levels))
+    found = measure(asked.draws, asked.feature_draws, asked.photos, tuple(asked.levels), asked.kinds)
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1))
     print(table(found))
