@@ -45,7 +45,8 @@ def name_labels(case: Case) -> Leak | None:
         f"The samples are uncertain, and labels can be found without them: the rule {rule!r} names {len(found[rule])}, "
         "in no order (`Leak.named`)."
     )
-    return replace(best, named=found[rule], notes=[*best.notes, note])
+    knowledge = best.knowledge if rule != "templates" else replace(best.knowledge, public=case.options.public)
+    return replace(best, named=found[rule], notes=[*best.notes, note], knowledge=knowledge)
 
 
 def _by_every_rule(case: Case) -> dict[str, Tensor]:

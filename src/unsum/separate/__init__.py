@@ -168,5 +168,6 @@ def answered(
     leak = withhold(leak, doubt_network(head, method, leak.loss))
     if update.carried is not None:
         leak = replace(leak, notes=[*leak.notes, update.carried.note])
-    granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
+    used = leak.knowledge  # a method says which photos and public inputs it used
+    granted = replace(knowledge, auxiliary_photos=used.auxiliary_photos, public=used.public)
     return replace(leak, knowledge=granted, seconds=time.perf_counter() - start)

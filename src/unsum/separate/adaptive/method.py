@@ -55,7 +55,9 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | 
     if batch is not None:
         try:
             if defense.is_noise:
-                return _noisy(head, knowledge, defense, batch, seed, prior)
+                found = _noisy(head, knowledge, defense, batch, seed, prior)
+                used = knowledge.public if prior is not None else None
+                return replace(found, knowledge=replace(found.knowledge, public=used))
             return _removed(head, defense, batch, seed)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             pass  # errors of samples that do not differ: their sums cannot be undone
