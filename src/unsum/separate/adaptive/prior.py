@@ -138,8 +138,8 @@ def _learn(
     non_negative, noise = not signed, deviation**2
     shift = torch.zeros_like(x)
     if usual is not None:
-        own, left = float(x.var(correction=0)) - noise, float((x - usual).square().mean()) - noise
-        if left < _MOSTLY * own or not _louder(x, deviation, columns):
+        own, unexplained = float(x.var(correction=0)) - noise, float((x - usual).square().mean()) - noise
+        if unexplained < _MOSTLY * own or not _louder(x, deviation, columns):
             shift, known, signed = usual, known - usual, True
     known, scaled = known.flatten(), (x - shift) / deviation
     # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
