@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-LARGER = ROOT / "benchmarks" / "fool.json"  # the record of a larger search, with its machine and command
+LARGER = ROOT / "bench" / "fool.json"  # the record of a larger search, with its machine and command
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _run_programs(names: list[str], folder: Path, size: Size) -> None:
     """Mutations and search side by side, each on one core and with its record in `folder`."""
     commands = {
         "fuzz": ["fuzz/run.py", "--mutations", str(size.mutations), "--seed", "1"],
-        "fool": ["benchmarks/fool/run.py", "--tries", str(size.tries), "--minutes", str(size.minutes), "--seed", "1"],
+        "fool": ["-m", "unsum_bench.scripts.fool.run", "--tries", str(size.tries), "--minutes", str(size.minutes), "--seed", "1"],
     }  # fmt: skip
     running = {}
     for name in names:
@@ -170,7 +170,7 @@ def _run_programs(names: list[str], folder: Path, size: Size) -> None:
     try:
         for name, process in running.items():
             if process.wait() not in (0, 1):  # 1: with findings
-                raise SystemExit(f"{commands[name][0]} broke off with {process.returncode}; nothing is counted.")
+                raise SystemExit(f"{name} broke off with {process.returncode}; nothing is counted.")
             _say(f"{name}: done")
     finally:
         for process in running.values():
@@ -271,7 +271,7 @@ def _program_rows(fuzzed: dict[str, Any], fooled: dict[str, Any]) -> list[str]:
     """Only claims can be false: the others among the tries are named in the text."""
     formats = fuzzed["formats"]
     whole, fine = sum(form["mutations"] for form in formats), sum(form["read"] + form["refused"] for form in formats)
-    claimed, search = fooled["claimed"], "`benchmarks/fool/run.py`"
+    claimed, search = fooled["claimed"], "`unsum_bench.scripts.fool.run`"
     features, labels = claimed - len(fooled["fooled_features"]), claimed - len(fooled["fooled_labels"])
     return [
         f"| Files | Mutated files, over {len(formats)} formats | {whole:,} | {fine:,} | `fuzz/run.py` |",

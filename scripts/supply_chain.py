@@ -43,7 +43,7 @@ def licenses() -> int:
     strange = []
     for package in sorted(distributions(), key=lambda one: one.metadata["Name"].lower()):
         name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
-        if name == "unsum" or name in EXCEPTIONS or name.startswith(_NVIDIA):
+        if name in ("unsum", "unsum-bench") or name in EXCEPTIONS or name.startswith(_NVIDIA):
             continue
         found = licenses_of(package)
         if not found or not found <= ALLOWED:

@@ -35,7 +35,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timings belong in benchmarks/: a busy machine must not fail a test. Derandomized, so that a failure repeats.
+# Timings belong in bench/: a busy machine must not fail a test. Derandomized, so that a failure repeats.
 hypothesis.settings.register_profile("unsum", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("unsum")
 

@@ -17,7 +17,7 @@ from support.long import long
 from unsum.attack.options import AttackOptions
 from unsum.certify.claim import grant_each
 from unsum.commands import options
-from unsum.deadline import DEFAULT_LIMIT, interruptible, out_of_time, time_limit
+from unsum.deadline import DEFAULT_LIMIT, interruptible, out_of_time, overtime, time_limit
 from unsum.errors import UnsumError
 
 # Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of one second a search ends is the
@@ -55,6 +55,24 @@ def test_whoever_says_nothing_has_a_minute_or_what_is_left_of_the_limit_around()
         assert endless.end == math.inf
     with interruptible(), time_limit(None) as asked:  # which says nothing of how long
         assert 59 < asked.end - time.monotonic() <= 60
+
+
+def test_what_costs_next_to_nothing_has_time_when_time_is_over() -> None:
+    with time_limit(1e-9) as outer:
+        assert out_of_time("a search")
+        with overtime(10.0):
+            assert not out_of_time("a look")
+            assert out_of_time("a long look", needed=11.0)
+        assert out_of_time("a search")
+    assert outer.cut == ["a search", "a long look"]
+    with time_limit(100.0) as longer, overtime(1.0):
+        assert not out_of_time("what had time anyway", needed=50.0)
+    with time_limit(100.0) as longer:
+        longer.stop.set()
+        with overtime(10.0):
+            assert out_of_time("whatever was interrupted")
+    with overtime(1.0):
+        assert not out_of_time("anything")
 
 
 def test_what_nothing_can_end_is_begun_only_with_time_left_for_it() -> None:

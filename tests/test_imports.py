@@ -14,22 +14,33 @@ from pathlib import Path
 import pytest
 
 import unsum
+import unsum_bench
 
-ROOT = Path(unsum.__file__).parent
-LATE = "unsum.commands."  # a command imports what it runs when it is called: --help needs no PyTorch
+ROOTS = [Path(package.__file__).parent for package in (unsum, unsum_bench)]
+LATE = (
+    "unsum.commands.",
+    "unsum_bench.command",
+)  # a command imports what it runs when it is called: --help needs no PyTorch
 # Of solvers whose files name one thing each; every other name stands for one class.
 SHARED = {"Noise", "Walk", "_Remainder", "_State"}
 
 
+def _sources() -> Iterator[Path]:
+    """Every file of both packages but the bench's scripts, which stand alone."""
+    for root in ROOTS:
+        yield from (path for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] != "scripts")
+
+
 def _name(path: Path) -> str:
-    parts = ["unsum", *path.relative_to(ROOT).with_suffix("").parts]
+    root = next(root for root in ROOTS if path.is_relative_to(root))
+    parts = [root.name, *path.relative_to(root).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def trees() -> dict[str, ast.Module]:
     """Every module of ours; parsed by the process that runs these tests, and not by all that collect them."""
-    return {_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+    return {_name(path): ast.parse(path.read_text("utf-8")) for path in _sources()}
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
@@ -132,11 +143,11 @@ def _is_number(node: ast.expr | None) -> bool:
 def test_every_number_at_the_top_says_what_it_is() -> None:
     """A constant without a word beside or above it cannot be judged: a limit, a budget, or a floor of arithmetic?"""
     silent = []
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in _sources():
         lines = path.read_text("utf-8").splitlines()
         for node in trees()[_name(path)].body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_number(node.value):
                 around = [lines[node.lineno - 2].lstrip(), *lines[node.lineno - 1 : node.end_lineno]]
                 if not around[0].startswith("#") and not any(" # " in line for line in around[1:]):
-                    silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.targets[0].id}")
+                    silent.append(f"{_name(path)}:{node.lineno} {node.targets[0].id}")
     assert not silent

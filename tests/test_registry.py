@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from unsum import UnsumError
@@ -33,3 +36,13 @@ def test_long_lists_are_shown_only_when_nothing_is_near() -> None:
     names = [f"name{i}" for i in range(40)]
     assert "Known" not in str(unknown_name("thing", "name4", names))
     assert "name39" in str(unknown_name("thing", "zzz", names))
+
+
+@pytest.mark.parametrize(
+    ("module", "registry", "name"),
+    [("unsum.separate.method", "SEPARATORS", "spans"), ("unsum.labels.method", "LABEL_RULES", "adaptive")],
+)
+def test_methods_of_packages_above_are_found_by_name(module: str, registry: str, name: str) -> None:
+    """In a process that has imported nothing but the registry."""
+    code = f"from {module} import {registry} as r; r[{name!r}]; assert {name!r} in [entry.name for entry in r]"
+    subprocess.run([sys.executable, "-c", code], check=True)

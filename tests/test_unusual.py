@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 import unsum
 from unsum import UnsumError
-from unsum.attack.auto import _positions
 from unsum.attack.case import Case
 from unsum.attack.options import AttackOptions
+from unsum.attack.rows import _positions
+from unsum.audit.gate import check_proof
+from unsum.errors import needed
+from unsum.invert.layout import feature_layout
+from unsum.models.client_batches import ClientFeatures
 from unsum.models.language import looks_ahead, vocabulary_of
 from unsum.progress import SILENT
 
@@ -119,3 +123,45 @@ def test_a_column_whose_squares_overflow(tmp_path: Path) -> None:
     (tmp_path / "some.csv").write_text("\n".join(["a,b,y", *lines]))
     with pytest.raises(UnsumError, match=r"'b' of 'some\.csv' holds numbers whose squares no float holds"):
         unsum.audit("default", tmp_path / "some.csv", target="y")
+
+
+def test_a_layer_that_the_model_never_asks() -> None:
+    """It ended in an AssertionError, when an inverse was to be trained for it."""
+
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.spare, self.head = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(3, 4, 3), nn.Linear(4 * 49, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.conv(x).relu().flatten(1))
+
+    torch.manual_seed(0)
+    assert feature_layout(Spare(), 16, "conv").shape
+    with pytest.raises(UnsumError, match="does not ask this layer for anything; name one that its forward pass goes"):
+        feature_layout(Spare(), 16, "spare")
+    with pytest.raises(UnsumError, match="does not ask this layer for anything"):
+        ClientFeatures(Spare(), "spare")(torch.rand(2, 3, 16, 16), None)
+
+
+def test_what_is_missing_is_a_sentence() -> None:
+    assert needed(0, "The number") == 0  # which is there
+    with pytest.raises(UnsumError, match="The bias gradient is missing, and this cannot be done without"):
+        needed(None, "The bias gradient")
+
+
+def test_labels_of_a_text_that_no_column_uses() -> None:
+    """Its least squares ended in torch's error of a singular matrix."""
+    model, tokens = Language(9), torch.tensor([[1, 2, 3]])
+    loss = nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    update = unsum.Update(dict(zip(dict(model.named_parameters()), gradients, strict=True)))
+    leak = unsum.attack(model, update, "crowded", labels=torch.tensor([1, 0]), time_limit=5)
+    assert not leak.exact
+
+
+@pytest.mark.parametrize("level", [0.0, -0.1, 1.0, 7.0])
+def test_a_level_that_no_ceiling_is_below(level: float) -> None:
+    with pytest.raises(UnsumError, match="--prove-below takes a leakage from above 0 to below 1"):
+        check_proof(level)
+    check_proof(0.2)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from unsum.audit import audit as audit
     from unsum.audit import sweep as sweep
     from unsum.audit.ceilings import ceiling as ceiling
+    from unsum.audit.groups import Attacker as Attacker
+    from unsum.audit.groups import AuditLimits as AuditLimits
+    from unsum.audit.groups import ClientSamples as ClientSamples
+    from unsum.audit.groups import ClientTraining as ClientTraining
+    from unsum.audit.groups import Loading as Loading
     from unsum.audit.many import Arrived as Arrived
     from unsum.audit.many import Findings as Findings
     from unsum.audit.many import attack_many as attack_many
@@ -74,6 +79,7 @@ _HOMES = {
         "unsum.attack": "attack separate",
         "unsum.audit": "Audit Sweep audit sweep",
         "unsum.audit.ceilings": "ceiling",
+        "unsum.audit.groups": "Attacker ClientTraining AuditLimits Loading ClientSamples",
         "unsum.ceiling.observer": "Observer",
         "unsum.ceiling.result": "Ceiling",
         "unsum.audit.many": "Arrived Findings attack_many",

@@ -46,6 +46,7 @@ _STYLE = """
 .unsum-cards .unsum-name { font-weight: 600; margin-top: 4px; }
 .unsum-cards .unsum-fact { display: flex; justify-content: space-between; gap: 8px; font-size: 13px; }
 .unsum-cards .unsum-fact span:first-child { opacity: 0.8; }
+.unsum-cards .unsum-fact span:last-child { text-align: right; flex-shrink: 0; max-width: 70%; }
 """
 
 

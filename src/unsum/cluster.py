@@ -20,7 +20,7 @@ def connected(address: str) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     # Started by `uv run`, Ray would have every worker build an environment of its own, out of a copy of the whole folder.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    ray = optional("ray", "bench", "--ray needs Ray")
+    ray = optional("ray", "ray", "--ray needs Ray")
     _connect(ray, address)
     try:
         yield ray

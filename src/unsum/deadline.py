@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from unsum.declared import check_positive
+from unsum.notes import Code, Note
 from unsum.progress import SILENT, Looking, Progress
 
-LEFT_UNTRIED = "left untried: "
 DEFAULT_LIMIT = 60.0  # seconds for a search that a person waits for, unless they say otherwise
 _QUIET = 2.0  # seconds that a search runs before it says anything
 _EVERY = 1.0  # seconds between two reports
@@ -54,14 +54,14 @@ class Deadline:
     limited: bool = True  # whether anybody said how long, be it without end
 
     @property
-    def over(self) -> str:
+    def over(self) -> Note:
         """What cut the search short, and what that left out, as the beginning of a sentence."""
         why = "the search was interrupted" if self.stop.is_set() else "time was over"
-        return f"{why}; {LEFT_UNTRIED}{', '.join(self.cut)}"
+        return Note(f"{why}; left untried: {', '.join(self.cut)}", Code.CUT_SHORT)
 
     @property
-    def sentence(self) -> str:
-        return f"{self.over[0].upper()}{self.over[1:]}."
+    def sentence(self) -> Note:
+        return Note(f"{self.over[0].upper()}{self.over[1:]}.", Code.CUT_SHORT)
 
 
 _CURRENT: ContextVar[Deadline | None] = ContextVar("unsum-deadline", default=None)
@@ -99,6 +99,17 @@ def interruptible() -> Iterator[Deadline]:
     outer = _CURRENT.get()
     with _within(replace(outer or Deadline(math.inf, limited=False), cut=[], armed=True), outer) as deadline:
         yield deadline
+
+
+@contextmanager
+def overtime(seconds: float) -> Iterator[None]:
+    """Give what costs next to nothing so many seconds, even where time is over. An interrupt ends it all the same."""
+    outer = _CURRENT.get()
+    if outer is None:
+        yield
+        return
+    with _within(replace(outer, end=max(outer.end, time.monotonic() + seconds), cut=[]), outer):
+        yield
 
 
 def out_of_time(untried: str, needed: float = 0.0) -> bool:

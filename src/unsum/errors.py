@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 _LONGEST_REASON = 200  # characters of another library's message inside a sentence
 _LONGEST_SHOWN = 80  # characters of a name or number from elsewhere
 _LISTABLE = 12  # more valid names than this are listed only when none is near
@@ -26,7 +27,11 @@ class UnsumError(ValueError):
 
 
 class NoHeadError(UnsumError):
-    """The model is no classifier with a linear head, which the attacks on it need."""
+    """The model is no classifier with a linear head, which the attacks on it need; `why` is a clause."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
@@ -52,6 +57,17 @@ def refuse(reasons: Mapping[str, object]) -> None:
     for sentence, holds in reasons.items():
         if holds:
             raise UnsumError(sentence)
+
+
+def needed(value: _T | None, what: str) -> _T:
+    """`value`, or a sentence where it is missing.
+
+    >>> needed(3, "The batch size")
+    3
+    """
+    if value is None:
+        raise UnsumError(f"{what} is missing, and this cannot be done without; give it, or choose another method.")
+    return value
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from unsum.errors import NoHeadError, UnsumError
+from unsum.errors import NoHeadError, UnsumError, needed
 from unsum.gradients import in_eval_mode, inputs_of
 from unsum.network.flow import is_followed
 from unsum.network.kept import while_unchanged
@@ -58,6 +58,11 @@ class Head:
     sent_W: Tensor | None = None
     sent_b: Tensor | None = None  # (C,)
     check: OutputCheck = field(default_factory=OutputCheck)  # whether its output is the model's
+
+    @property
+    def of_bias(self) -> tuple[Tensor, Tensor]:
+        """(C,) the bias and its gradient, for methods that need both."""
+        return needed(self.b, "The head's bias"), needed(self.grad_b, "The gradient of the head's bias")
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
@@ -216,22 +221,23 @@ def _found(model: nn.Module) -> _HeadFound:
     if isinstance(model, nn.Linear):
         return _find_head(model)
     found = while_unchanged(model, "find head", lambda: _found_or_why_not(model))
-    if isinstance(found, str):
-        raise NoHeadError(found)
+    if isinstance(found, NoHeadError):
+        raise NoHeadError(str(found), found.why)
     return found
 
 
-def _found_or_why_not(model: nn.Module) -> _HeadFound | str:
+def _found_or_why_not(model: nn.Module) -> _HeadFound | NoHeadError:
     try:
         return _find_head(model)
     except NoHeadError as reason:
-        return str(reason)
+        return NoHeadError(str(reason), reason.why)  # without its traceback
 
 
 def _find_head(model: nn.Module) -> _HeadFound:
     name = "" if isinstance(model, nn.Linear) else _name_of_head(model)
     linear = model.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
+    if not isinstance(linear, nn.Linear):
+        raise NoHeadError(f"The head {name!r} is a {type(linear).__name__}; unsum needs an nn.Linear.")
     problem = departure(linear)
     if problem is not None:
         raise _no_head(model, f"{name or 'it'!r} {problem}")
@@ -331,5 +337,6 @@ def head_shape(model: nn.Module) -> tuple[int, int]:
 def _no_head(model: nn.Module, reason: str) -> NoHeadError:
     return NoHeadError(
         f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits are "
-        "the output of an nn.Linear."
+        "the output of an nn.Linear.",
+        reason,
     )

@@ -163,8 +163,8 @@ class Leak:
             return self.training_doubt
         if not self.tried or any(not attempt.refused and not attempt.blind for attempt in self.tried):
             return ""
-        # That there are no layers below the head for spans is not why the head does not tell.
-        first = next((one for one in self.tried if not (one.refused and one.method == "spans")), self.tried[0])
+        # A refusal below the head is not why the head does not determine the samples.
+        first = next((one for one in self.tried if one.at_head or not one.refused), self.tried[0])
         return first.refused or first.blind
 
     def __repr__(self) -> str:

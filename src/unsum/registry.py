@@ -15,7 +15,16 @@ from typing import Any, Generic, TypeVar
 from unsum.errors import check_name
 
 Method = TypeVar("Method")
+COMMANDS = (
+    "unsum.commands"  # the group of entry points that name no methods but commands; see `unsum.commands.installed`
+)
 PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loaded; commands that list methods print them
+# Modules of ours that register methods of a family and stand above the package that has its registry.
+_HOMES = {
+    "attack": ("unsum.separate", "unsum.spans"),
+    "row of auto": ("unsum.attack.rows",),
+    "label rule": ("unsum.labels", "unsum.separate.label_rules"),
+}
 _loaded: set[str] = set()  # groups whose plug-ins were imported
 
 
@@ -40,9 +49,8 @@ class Registry(Generic[Method]):
     0
     """
 
-    def __init__(self, family: str, plugins: str | None = None, *, above: str | None = None) -> None:
-        """`above`: a module of ours that registers methods of this family and stands in a package above it."""
-        self.family, self.plugins, self.above = family, plugins, above
+    def __init__(self, family: str, plugins: str | None = None) -> None:
+        self.family, self.plugins = family, plugins
         self._entries: dict[str, Entry[Method]] = {}
 
     def register(self, name: str, *, summary: str, needs: str = "") -> Callable[[Method], Method]:
@@ -69,8 +77,8 @@ class Registry(Generic[Method]):
         return iter(self._entries[name] for name in sorted(self._entries))
 
     def _load(self) -> None:
-        if self.above is not None:
-            import_module(self.above)
+        for home in _HOMES.get(self.family, ()):
+            import_module(home)
         load_plugins(self.plugins)
 
 
@@ -79,12 +87,19 @@ def load_plugins(group: str | None) -> None:
     if group is None or group in _loaded:
         return
     _loaded.add(group)
+    named_by(group)
+
+
+def named_by(group: str) -> dict[str, Any]:
+    """What the entry points of this group name, by their names; one that fails is noted, and the others go on."""
+    found: dict[str, Any] = {}
     for point in entry_points(group=group):
         try:
-            point.load()
+            found[point.name] = point.load()
         except Exception as error:  # whatever another package does wrong must not stop an audit
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             PROBLEMS.append(f"The plug-in {point.name!r} ({point.value}) could not be loaded: {reason}")
+    return found
 
 
 def from_outside(entry: Entry[Any]) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import re
 
+from unsum.level import DEFAULT_LEVEL
+
 NOT_MEASURED = "–"
+_FINEST = 4  # digits of a share that is just below the level
 # Control characters (XML cannot hold them, terminals obey them), lone surrogates (UTF-8 cannot hold them; undecodable file
 # names have them), noncharacters, and the bidirectional overrides, which make a text read as another one.
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -19,11 +22,18 @@ _OPENING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+=](?:[-=\s]|$)))([-+=.)])")
 
 
 def percent(value: float) -> str:
+    """A share in whole percent, and finer where it is small, or where it would read as the level and is below it.
+
+    >>> percent(0.298), percent(0.004), percent(0.2), percent(0.1993)
+    ('30 %', '0.4 %', '20 %', '19.9 %')
     """
-    >>> percent(0.298), percent(0.004)
-    ('30 %', '0.4 %')
-    """
-    return NOT_MEASURED if math.isnan(value) else f"{100 * value:.{1 if 5e-4 < value < 0.01 else 0}f} %"
+    if math.isnan(value):
+        return NOT_MEASURED
+    below = value < DEFAULT_LEVEL
+    digits = 1 if 5e-4 < value < 0.01 else 0
+    while below and digits < _FINEST and round(value, digits + 2) >= DEFAULT_LEVEL:
+        digits += 1
+    return f"{100 * value:.{digits}f} %"
 
 
 def error(value: float) -> str:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from separate import test_local_steps
 from separate.language_models import batch, gpt2
-from separate.test_local_steps import Client
 from support import dense
+from support.local_client import Client
 from support.material import pictures, small_net
-from unsum.attack.auto import CHOICES
+from unsum.attack.auto import ROWS, row, rows
 from unsum.local_training import LocalTraining
 from unsum.peel import PEELERS
 from unsum.separate import SEPARATORS
@@ -47,12 +46,28 @@ def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
 
 
 def test_the_list_can_be_read() -> None:
-    order = [choice.method for choice in CHOICES]
+    order = [one.method for one in rows()]
     assert order[:7] == ["text", "exact", "tokens", "spans", "local-steps", "crowded", "crowded"]
-    assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio", "label rules"]
+    assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio", "label rules", "exact"]
     known = [*(entry.name for entry in (*SEPARATORS, *PEELERS)), "label rules"]
-    assert all(choice.method in known and choice.when for choice in CHOICES)
-    assert all("{" not in choice.says for choice in CHOICES)
+    assert all(one.method in known and one.when for one in rows())
+    assert all("{" not in one.says for one in rows())
+
+
+def test_a_further_row_is_tried_in_its_place(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a plug-in registers one: before `exact`, whose place is 80."""
+    list(ROWS)  # with the rows of this package
+    monkeypatch.setattr(ROWS, "_entries", dict(ROWS._entries))
+    reason = "The {before.method} solver was asked first."
+    row("mine", "fgla", 85, when="always", applies=lambda _case: True, reason=reason)(
+        lambda case: case.separate("fgla")
+    )
+    net = small_net()
+    leak = unsum.attack(net, unsum.capture(net, pictures(3), torch.tensor([1, 2, 3])))
+    assert tried[:2] == ["exact", "fgla"]
+    assert leak.notes[0] == "The exact solver was asked first."
+    with pytest.raises(ValueError, match="the row of auto 'mine' is registered already"):
+        row("mine", "fgla", 86, when="always", applies=lambda _case: True)(lambda _case: None)
 
 
 def test_layers_below_are_asked_first_where_the_head_cannot_follow_the_steps(tried: list[str]) -> None:
@@ -79,11 +94,9 @@ def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) ->
 
 
 @pytest.mark.long
-def test_neither_after_steps_that_could_not_be_followed(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_after_steps_that_could_not_be_followed(tried: list[str]) -> None:
     """`local-steps` has taken them for one by then, as `exact` would."""
-    monkeypatch.setattr(test_local_steps, "C", 20)  # a small head: what cannot be followed is looked for long
-    monkeypatch.setattr(test_local_steps, "H", 32)
-    client = Client()
+    client = Client(features=32, classes=20)  # a small head: what cannot be followed is looked for long
     update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
     leak = unsum.attack(client.model, update)
     assert not leak.exact
@@ -98,7 +111,7 @@ def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) ->
     leak = unsum.attack(net, unsum.Update(tripled))
     assert leak.exact
     assert tried == ["exact", "exact"]
-    assert leak.notes[0] == CHOICES[8].reason
+    assert leak.notes[0] == ROWS["exact, without the bias"].reason
 
 
 def test_more_samples_than_classes_are_read_below_the_head(tried: list[str]) -> None:
@@ -128,6 +141,8 @@ def test_exact_stays_exact_where_it_cannot_know() -> None:
     leak = unsum.separate(model, update, labels=labels)
     assert leak.method == "exact"
     assert not leak.exact
+    few = unsum.capture(model, torch.rand(3, FEATURES), torch.tensor([1, 2, 3]))
+    assert unsum.separate(model, few).exact
 
 
 def test_tied_language_models_are_read_as_text_and_exact_refuses_them(tried: list[str]) -> None:

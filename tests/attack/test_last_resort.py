@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.attack.last_resort import MOST_SAMPLES, PROVES_NOTHING, match_as_last_resort
+from unsum.attack.last_resort import MOST_SAMPLES, PROVES_NOTHING, SETTINGS, match_as_last_resort
 from unsum.attack.options import AttackOptions
+from unsum.audit.round import Sent, labels_read
 from unsum.data.batch import embedded_batch
 from unsum.defend import Defense
+from unsum.score.pictures import picture_cosine
 
 LABELS = torch.tensor([3, 7])
 
@@ -42,12 +44,65 @@ def test_what_equations_do_not_read_is_matched_before_it_is_called_low(
     model: nn.Module, defense: Defense, least: float
 ) -> None:
     audit = unsum.audit(model, (photos(), LABELS), defenses=defense)
-    others = [one.worst for one in audit.tried if one.leakages and one.attack != "ig"]
+    others = [one.worst for one in audit.tried if one.leakages and one.attack not in SETTINGS]
     assert max(others) < 0.2
     assert max(audit.leakages) > least
-    assert audit.by == ["ig", "ig"]
+    assert set(audit.by) <= {"ig", "rog"}
     assert (audit.leak.method, audit.leak.images is not None) == ("ig", True)
     assert audit.gate(0.2).exit_code == 1
+
+
+@pytest.mark.parametrize("model", [lenet(), pooled()])
+def test_signs_are_matched_with_fewer_pixels(model: nn.Module) -> None:
+    """All pixels free, cosines with a vector of signs draw nothing: no picture has a gradient of entries of one size."""
+    audit = unsum.audit(model, (photos(), LABELS), defenses=unsum.Sign(), limits=unsum.AuditLimits(ceiling=False))
+    most = {name: max(one.worst for one in audit.tried if one.attack == name) for name in SETTINGS}
+    assert most["ig"] < 0.15 < 0.25 < most["rog"]
+    assert "rog" in audit.by
+    assert audit.gate(0.2).exit_code == 1
+    assert audit.granted == ["The model's weights and one client update."]  # labels that a rule found are not granted
+
+
+def test_dropout_does_not_keep_pictures_from_being_matched() -> None:
+    torch.manual_seed(1)
+    below = [nn.Conv2d(3, 32, 3, 1, 1), nn.Tanh(), nn.Conv2d(32, 64, 3, 2, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(2)]
+    model = nn.Sequential(*below, nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10)).train()
+    update = unsum.capture(model, photos(), LABELS, defenses=[unsum.Sign()])
+    attempts = match_as_last_resort(model, update, unsum.attack(model, update), AttackOptions(), (3, 16, 16))
+    assert [one.method for one in attempts][:2] == ["ig", "rog"]
+    assert all(one.leak is not None for one in attempts)
+    assert model[6].training
+
+
+def test_labels_that_are_granted_are_tried_said_and_read_by_nobody() -> None:
+    """An attacker that has the labels, or tries them all, needs no rule that finds them."""
+    model, x = pooled(), photos()
+    update = unsum.capture(model, x, LABELS, defenses=[unsum.Soteria(0.8)])
+    others = nn.functional.one_hot(torch.tensor([0, 1]), 10).double()
+    leak = replace(unsum.attack(model, update), targets=others, named=None, tried=[])
+    attempts = match_as_last_resort(model, update, leak, AttackOptions(), (3, 16, 16), granted=LABELS.flip(0))
+    assert [one.method for one in attempts][:4] == ["ig", "rog", "ig, labels granted", "rog, labels granted"]
+    found, own = attempts[0].leak, attempts[2].leak
+    assert found is not None
+    assert own is not None
+    assert (found.labels.tolist(), found.knowledge.labels) == ([0, 1], None)
+    assert own.knowledge.labels is not None
+    assert "The client's labels were granted" in own.notes[0]
+    assert max(picture_cosine(image, photo) for image in own.images for photo in x) > 0.75
+    sent = Sent(model, x, LABELS, update, train=True, seed=0)
+    assert (labels_read(sent, attempts[2]).right, labels_read(sent, attempts[2]).named) == (0, 0)
+    wrong = replace(attempts[2], leak=replace(own, knowledge=found.knowledge))
+    assert labels_read(sent, wrong).right == 2  # the same labels, had a rule found them
+
+
+def test_labels_that_a_rule_found_are_not_granted_again() -> None:
+    model = pooled()
+    update = unsum.capture(model, photos(), LABELS, defenses=[unsum.Noise(10.0)])
+    leak = replace(unsum.attack(model, update), named=LABELS, tried=[])
+    attempts = match_as_last_resort(
+        model, update, leak, AttackOptions(batch_size=2, time_limit=leak.seconds + 3), (3, 16, 16), granted=LABELS
+    )
+    assert not any("granted" in one.method for one in attempts)
 
 
 def test_what_leaks_already_is_not_matched() -> None:

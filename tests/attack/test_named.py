@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 from torch import nn
 
 import unsum
-from unsum.attack.named import LABELS_ALONE
+from unsum.attack.named import LABELS_ALONE, label_rows
 from unsum.data.batch import embedded_batch
 from unsum.defend import Defense
+from unsum.head import Head
 from unsum.models import load_model
+
+auto, named = (importlib.import_module(f"unsum.attack.{name}") for name in ("auto", "named"))
 
 
 def hardswish_net(classes: int = 40) -> nn.Sequential:
@@ -38,6 +42,17 @@ def test_signs_that_are_never_zero_are_signs_and_their_labels_are_read() -> None
     assert [one.label_correct for one in audit.samples] == [1.0] * 6
     assert audit.labels is not None
     assert (audit.labels.right, audit.labels.total, audit.labels.given_away) == (6, 6, True)
+    assert audit.verdict.state == "leaks"
+
+
+def test_rules_are_asked_when_time_is_over() -> None:
+    """They cost next to nothing, and a slow machine must not hide what they read."""
+    torch.manual_seed(3)
+    labels = torch.tensor([1, 5, 9, 14, 20, 33])
+    data, limits = (torch.rand(6, 3, 8, 8), labels), unsum.AuditLimits(time_limit=0.01)
+    audit = unsum.audit(hardswish_net(), data, defenses=unsum.Sign(), limits=limits)
+    assert audit.leak.named is not None
+    assert audit.leak.named.tolist() == labels.tolist()
     assert audit.verdict.state == "leaks"
 
 
@@ -93,3 +108,57 @@ def test_row_sums_below_zero_are_labels_however_many_classes_occur() -> None:
     assert pulls.tolist() == pytest.approx([-2.4] * 4, abs=1.2)
     assert unsum.labels(model, update, "row-sum").tolist() == [0, 1, 3, 4, 7, 9]
     assert unsum.labels(model, update, "row-sum", batch_size=8).tolist() == labels.tolist()
+
+
+def mobile(classes: int = 20) -> nn.Sequential:
+    """As MobileNet ends: normalized maps, features that may be negative, dropout."""
+    torch.manual_seed(5)
+    below = [nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.Hardswish(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*below, nn.Linear(128, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, classes))
+
+
+def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
+    """Of signs no separator finds features by itself; with the labels of the bias gradient's signs one has part of four."""
+    torch.manual_seed(6)
+    labels = torch.randint(20, (8,))
+    photos = embedded_batch(16, image_size=16).images[torch.randperm(16)[:8]]
+    audit = unsum.audit(
+        mobile(), (photos, labels), defenses=unsum.Sign(), seed=5, limits=unsum.AuditLimits(ceiling=False)
+    )
+    most = {one.attack: one.worst for one in audit.tried if one.leakages}
+    asked = {name: worst for name, worst in most.items() if "labels by" in name}
+    assert set(asked) == {f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")}
+    assert most["exact"] < 0.01 < 0.2 < asked["exact, labels by bias-sign"]
+    assert all(not one.exact and one.remark for one in audit.tried if one.attack in asked)
+    assert audit.granted == ["The model's weights and one client update."]
+
+
+def test_no_separator_is_asked_again_where_an_answer_is_worth_something() -> None:
+    model, features, labels = crowd(5)
+    leak = unsum.attack(model, unsum.Noise(1e-3)(unsum.capture(model, features, labels)))
+    assert leak.predicted_error < 0.3
+    assert not any(", labels by" in one.method for one in leak.tried)
+
+
+def test_labels_are_read_where_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over rows take no time; the solver had used up what there was."""
+    torch.manual_seed(3)
+    model, labels = hardswish_net(), torch.tensor([1, 5, 9, 14, 20, 33])
+    update = unsum.Sign()(unsum.capture(model, torch.rand(6, 3, 8, 8), labels))
+    monkeypatch.setattr(auto, "out_of_time", lambda _untried: True)
+    monkeypatch.setattr(named, "out_of_time", lambda _untried: True)
+    leak = unsum.attack(model, update)
+    assert leak.named is not None
+    assert leak.named.tolist() == labels.tolist()
+    assert [one.method for one in leak.tried] == ["exact", "labels by bias-sign"]  # features are negative, too
+
+
+def test_rows_of_labels_are_features_up_to_a_factor() -> None:
+    """One sample of class 1 with p = 1/4: its row is −3/4 f, the others' are f/4, so that row beside mean is −f."""
+    model, features = nn.Linear(3, 4), torch.tensor([[1.0, 2.0, 4.0]])
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    update = unsum.capture(model, features, torch.tensor([1]), defenses=[unsum.DropBias()])
+    leak = label_rows(Head.of(model, update), torch.tensor([1]))
+    assert leak.features.tolist() == [pytest.approx([1.0, 2.0, 4.0])]
+    assert (leak.labels.tolist(), leak.exact) == ([1], False)

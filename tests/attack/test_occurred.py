@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import unsum
 from separate.language_models import batch, gpt2
-from unsum.attack.occurred import rows_asked_for
+from unsum.attack.occurred import _asked, rows_asked_for
 from unsum.audit.verdict import judge_captured
 from unsum.defend import Defense, parse_defense
 from unsum.score.occurred import RowsNamed
@@ -84,6 +84,26 @@ def test_rows_beyond_the_noise_are_named() -> None:
     assert bool(noisy.gradients["item.weight"].any(1).all())
     assert rows_asked_for(model, noisy)["item"].tolist() == x[:, 1].unique().tolist()
     assert rows_asked_for(model, unsum.Noise(10.0)(clean)).get("item", torch.zeros(0)).numel() == 0
+
+
+@pytest.mark.parametrize("tails", ["normal", "Laplace"])
+@pytest.mark.parametrize(("rows", "asked"), [(200, 12), (200, 60), (1000, 63), (200, 110)])
+def test_rows_beyond_noise_of_any_tails_are_named(rows: int, asked: int, tails: str) -> None:
+    """More than half of all rows are longer than noise, or its tails are heavy: the median of all rows is no measure then."""
+    generator = torch.Generator().manual_seed(rows + asked)
+    true = torch.randperm(rows, generator=generator)[:asked].sort().values
+    gradient = torch.zeros(rows, WIDTH)
+    gradient[true] = 1 + torch.rand(asked, WIDTH, generator=generator)
+    if tails == "normal":
+        noise = torch.randn(rows, WIDTH, generator=generator)
+    else:  # of deviation 1, like the other
+        uniform = torch.rand(rows, WIDTH, generator=generator) - 0.5
+        noise = -uniform.sign() * (1 - 2 * uniform.abs()).log() / 2**0.5
+    found = _asked(gradient + 0.03 * noise, None)
+    assert found is not None
+    assert found.tolist() == true.tolist()
+    alone = _asked(noise, None)
+    assert alone is None or len(alone) == 0
 
 
 @pytest.mark.parametrize(("kind", "named"), [(Tied, {"read": [3, 9, 40]}), (TiedByHand, {})])

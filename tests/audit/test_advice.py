@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.report import advice as of_sweep
 from unsum.audit.sweep.report import render as render_sweep
 from unsum.audit.sweep.task import Accuracy, Task
+from unsum.notes import Code, Note
 
 
 def run_as(audit: Audit, command: str, defenses: str = "none") -> Audit:
@@ -29,7 +31,7 @@ def commands(audit: Audit) -> list[str]:
 
 def test_commands_are_this_audit_and_more() -> None:
     audit = run_as(synthetic(), "unsum audit --data 'my photos' --batch 4 --out here --json")
-    sweep = "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-5..1e-1 --out unsum-sweep"
+    sweep = "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-3..10 --out unsum-sweep"
     gate = "unsum audit --data 'my photos' --batch 4 --out here --json --fail-above 0.2"
     assert commands(audit) == [sweep, gate]
     assert not any("…" in command for command in commands(audit))
@@ -67,10 +69,20 @@ def test_a_batch_size_that_was_granted_is_not_advised() -> None:
     assert any("the attacker knew the size of this one already" in step.text for step in advice(knowing))
 
 
+def test_who_had_too_little_time_is_told_to_give_more() -> None:
+    cut = Note("time was over; left untried: further steps of the solver, further attacks", Code.CUT_SHORT)
+    unread = replace(synthetic(), shares=shares(math.nan, math.nan, math.nan), undecided=cut)
+    assert unread.verdict.headline == "Not decidable: time was over before the attacks had ended."
+    assert unread.verdict.details[0] == "Left untried: further steps of the solver, further attacks."
+    asked = run_as(unread, "unsum audit --batch 3 --time-limit 60")
+    assert "unsum audit --batch 3 --time-limit 600" in commands(asked)
+    assert not any("--batch-size-known" in command for command in commands(asked))
+
+
 def test_python_gets_python() -> None:
     audit = run_as(synthetic(), "")
     assert commands(audit) == [
-        'unsum.sweep(model, data, over="noise=1e-5..1e-1")',
+        'unsum.sweep(model, data, over="noise=1e-3..10")',
         "report.gate(0.2).exit_code",
     ]
 

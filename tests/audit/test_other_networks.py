@@ -115,7 +115,7 @@ def test_an_update_of_such_a_network_that_was_captured(folder: Path) -> None:
     assert audit.verdict.level == "open"
     assert "no linear head to start from" in audit.undecided
     assert audit.tried[-1].remark.startswith("Gradient matching was not tried: the loss is not known")
-    assert "unsum.audit(model, (inputs, targets), loss=function)" in audit.tried[-1].remark
+    assert "client=unsum.ClientTraining(loss=function)" in audit.tried[-1].remark
 
 
 def test_a_loss_of_the_users_and_boxes_are_taken_in_python() -> None:

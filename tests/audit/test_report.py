@@ -20,6 +20,7 @@ from torch import Tensor
 from support.audits import CLASSES, TITLES, bounded, captured, shares, synthetic, with_names
 from unsum.audit.report import render
 from unsum.models.lpips import lpips_status, weights_file
+from unsum.notes import Code, Note
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
 
@@ -110,7 +111,7 @@ def test_without_an_inverse_only_the_originals_are_shown() -> None:
 
 def test_pictures_that_time_was_too_short_for_are_not_blamed_on_the_inverse() -> None:
     audit = synthetic(pictures=False)
-    cut = replace(audit.leak, notes=["Time was over; left untried: pixels out of the maps."])
+    cut = replace(audit.leak, notes=[Note("Time was over.", Code.CUT_SHORT)])
     page = Page(render(replace(audit, leak=cut)))
     assert "Time was over before the attack had drawn pictures" in page.text
     assert "No inverse fits this model" not in page.text

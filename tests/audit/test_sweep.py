@@ -24,6 +24,7 @@ from unsum.audit.sweep.run import plan
 from unsum.audit.sweep.task import Accuracy, Task
 from unsum.defend import DEFENSES
 from unsum.defend.defense import FRACTION, NORM, SCALE, has_strength
+from unsum.score.labels import LabelsRead
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
 
@@ -234,8 +235,35 @@ class TestPage:
     def test_the_drawing_marks_what_is_enough(self) -> None:
         page = render(constructed(*self.curves))
         assert page.count('class="chosen-line"') == 1
-        assert page.count("<svg") - page.count('<svg viewBox="0 0 32 12"') == 3  # two drawings and the level's bar
+        intervals = page.count('<svg class="interval"')
+        assert intervals == sum(1 + len(curve.points) for curve in self.curves)  # in every row of the tables
+        # Two drawings and the level's bar.
+        assert page.count("<svg") - page.count('<svg viewBox="0 0 32 12"') - intervals == 3
         assert "not attacked" in page
+
+    def test_a_row_has_one_of_the_verdicts_of_an_audit(self) -> None:
+        named = LabelsRead(2, 2, 0.1, "exact", torch.zeros(2, 20))
+        low = point(0.1, 0.0)
+        assert point(0.3, 0.0).verdict(0.3) == "leaks"
+        assert low.verdict(0.3) == "unproven"
+        assert replace(low, ceiling=0.3).verdict(0.3) == "unproven"
+        assert replace(low, ceiling=0.29).verdict(0.3) == "protected"
+        assert replace(low, ceiling_mean=0.1).verdict(0.3) == "unproven"  # a mean proves nothing of each
+        assert replace(low, ceiling=0.29, labels=named).verdict(0.3) == "labels leak"
+        assert point(refused="It is infinite.").verdict(0.3) == "not decidable"
+        assert replace(point(refused="It is infinite."), ceiling=0.1).verdict(0.3) == "protected"
+        assert replace(low, ceiling_mean=0.4).known_ceiling == 0.4
+        assert replace(low, ceiling=0.6, ceiling_mean=0.4).known_ceiling == 0.6
+
+    def test_a_defense_ruins_the_model_where_training_without_any_was_not_measured(self) -> None:
+        """It was green: the best of the other strengths stands for no defense."""
+        strong = replace(point(0.1, 0.0, strength=2, accuracy=0.3), ceiling=0.1)
+        sweep = constructed(Curve("noise", SCALE, [point(0.9, 0.9, strength=1, accuracy=0.5), strong]))
+        unpriced = replace(sweep, references=[replace(sweep.undefended, accuracy=None)])
+        assert unpriced.ruins(strong)
+        assert level(unpriced) != "protected"
+        assert "accuracy is 30 %" in headline(unpriced)
+        assert not unpriced.ruins(unpriced.curves[0].points[0])
 
     def test_crowded_strengths_are_drawn_evenly_and_numbers_keep_apart(self) -> None:
         crowded = Curve("prune", FRACTION, [point(1, strength=s) for s in (0.5, 0.9, 0.99, 0.999)])
@@ -325,6 +353,26 @@ class TestSweep:
         assert sweep.curves[0].points[1].defenses == "SmoothLabels(0.1) | Clip(0.5) | Noise(10)"
         assert sweep.setting.defenses == "SmoothLabels(0.1) | Clip(0.5)"
         assert heard.parts == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+    def test_a_range_of_noise_goes_on_to_the_first_that_is_proven(self) -> None:
+        limits = unsum.AuditLimits(time_limit=5.0)
+        ranged = unsum.sweep(small_net(), self.data, over="noise=1e-3..1e-2/2", utility=False, limits=limits)
+        (curve,) = ranged.curves
+        assert curve.added
+        assert [p.strength for p in curve.points[:2]] == [1e-3, 1e-2]
+        added = curve.points[2]
+        assert not any(p.proven(0.2) for p in curve.points[:2])
+        assert added.proven(0.2)
+        weaker = unsum.ceiling(small_net(), self.data, noise=added.strength / 10**0.5, level=0.2)
+        assert weaker.decided(0.2) != "below"  # it is the first
+        assert f"Noise of {added.strength:g} proves that nobody reads 20 % of any sample." in repr(ranged)
+        assert "It was added: no strength asked for is proven." in repr(ranged)
+        content = ranged.to_dict()
+        assert content["proven"][0]["strength"] == added.strength
+        assert content["sweeps"][0]["added"] is True
+        listed = unsum.sweep(small_net(), self.data, over="noise=1e-3,1e-2", utility=False, limits=limits)
+        assert (len(listed.curves[0].points), listed.curves[0].added) == (2, False)
+        assert listed.to_dict()["proven"][0]["found"] is False
 
     def test_clipping_costs_the_attack_nothing(self) -> None:
         sweep = unsum.sweep(small_net(), self.data, over="clip=1e-3..1/3", utility=False)

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
 from unsum.audit import ceiling_words
 from unsum.audit.bounds import proven_chain
+from unsum.audit.gate import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
 from unsum.ceiling.worst_case import worst_case
 
@@ -51,6 +53,17 @@ def test_the_gate_on_found_says_what_it_does_not_show() -> None:
     assert unproven.gate(0.2).exit_code == 0
     assert unproven.gate(0.2).reason.endswith("Nothing proves that other attacks do not: the ceiling is 85 %.")
     assert "ceiling" not in audited((0.1, 0.1, 0.1), (0.1, 0.15, 0.1)).gate(0.2).reason
+
+
+@pytest.mark.parametrize(("limits", "failures"), [((0.19, 0.1, 0.1), 0), ((0.3, 0.1, 0.1), 1), ((), 1)])
+def test_junit_fails_where_the_proof_does(limits: tuple[float, ...], failures: int) -> None:
+    audit = audited((0.1, 0.1, 0.1), limits)
+    root = ElementTree.fromstring(render_junit(audit, audit.gate(0.2, prove_below=0.2)))
+    assert root.attrib["tests"] == "4"
+    assert (root.attrib["failures"], len(root.findall(".//failure"))) == (str(failures), failures)
+    assert root.find(".//testcase[@name='ceiling']") is not None
+    without = ElementTree.fromstring(render_junit(audit, audit.gate(0.2)))
+    assert (without.attrib["tests"], without.find(".//testcase[@name='ceiling']")) == ("3", None)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +115,8 @@ def test_the_report_says_what_the_ceiling_rests_on() -> None:
     none = replace(shown.bound, pairs=0)
     assert any("No pair of worlds had to be played" in said for said in ceiling_words.details(none))
     late = replace(shown.bound, samples=torch.tensor([0.1, 0.6, 0.1]), lower=torch.zeros(3))
-    assert ceiling_words.beside(late).startswith("Whether the ceiling protects is not decided: after ")
-    assert "may still be 60 %" in ceiling_words.beside(late)
+    assert ceiling_words.beside(late).startswith("Whether the ceiling protects is not decided: from ")
+    assert "may be 60 %" in ceiling_words.beside(late)
     same = replace(shown.bound, samples=torch.tensor([0.5] * 3), lower=torch.tensor([0.5] * 3))
     assert "that of one picture is 50 %, from" in ceiling_words.beside(same)
 

@@ -184,7 +184,8 @@ def test_time_that_ran_out_decides_nothing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 30))
     update = unsum.capture(net, torch.randn(20, 30), torch.randint(30, (20,)))
-    leak = unsum.attack(net, update, time_limit=1e-3)
+    assert unsum.attack(net, update, batch_size=20).exact
+    leak = unsum.attack(net, update, batch_size=20, time_limit=1e-3)
     assert not leak.exact
     assert leak.undecided.startswith("time was over")
 

@@ -14,10 +14,12 @@ import pytest
 from PIL import Image
 
 from support.bench_process import Result
-from unsum.bench import EXPERIMENTS, Material, Store, cells_of, cells_of_all
-from unsum.bench.material import key_of
-from unsum.bench.run import Summary
-from unsum.bench.table import read_table
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.material import Material, key_of
+from unsum_bench.plan import cells_of, cells_of_all
+from unsum_bench.run import Summary
+from unsum_bench.store import Store
+from unsum_bench.table import read_table
 
 Bench = Callable[..., Result]
 
@@ -40,7 +42,7 @@ def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(
 def test_a_cell_that_failed_is_no_leak_above_a_gate(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, failed: dict[str, int], code: int
 ) -> None:
-    monkeypatch.setattr(sys.modules["unsum.bench.run"], "run", lambda cells, *_, **__: Summary(len(cells), 0, **failed))
+    monkeypatch.setattr(sys.modules["unsum_bench.run"], "run", lambda cells, *_, **__: Summary(len(cells), 0, **failed))
     assert bench("run", "rgla-8", "--attack", "exact").code == code
 
 

@@ -10,13 +10,15 @@ from PIL import Image
 
 from support.bench_cells import cell
 from unsum import UnsumError
-from unsum.bench import EXPERIMENTS, Store, cells_of
-from unsum.bench import figures as drawing
-from unsum.bench.figures import coordinate, curves, draw, histories
-from unsum.bench.material import Material, declaration_of
-from unsum.bench.measure import Outcome
-from unsum.bench.run import _measured
-from unsum.bench.table import matrix, read_table
+from unsum_bench import figures as drawing
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.figures import coordinate, curves, draw, histories
+from unsum_bench.material import Material, declaration_of
+from unsum_bench.measure import Outcome
+from unsum_bench.plan import cells_of
+from unsum_bench.run import _measured
+from unsum_bench.store import Store
+from unsum_bench.table import matrix, read_table
 
 DUPLICATES = EXPERIMENTS["rgla-figure-4-left"]
 

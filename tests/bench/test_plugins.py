@@ -16,7 +16,8 @@ pytestmark = pytest.mark.long
 PROGRAM = """
 import json
 import unsum
-from unsum.bench import EXPERIMENTS, cells_of
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.plan import cells_of
 from unsum.defend import DEFENSES, parse_defense
 from unsum.registry import PROBLEMS
 from unsum.separate import SEPARATORS

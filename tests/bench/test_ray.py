@@ -13,7 +13,7 @@ import pytest
 
 from support.bench_cells import values
 from support.bench_process import Result, command, with_plugin
-from unsum.bench import Store
+from unsum_bench.store import Store
 
 # Looked for and not imported: every process collects this file, and only one runs it.
 pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]

@@ -12,7 +12,11 @@ import pytest
 
 from support.bench_cells import values
 from support.bench_process import command, environment
-from unsum.bench import EXPERIMENTS, Material, Store, cells_of, run
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.material import Material
+from unsum_bench.plan import cells_of
+from unsum_bench.run import run
+from unsum_bench.store import Store
 
 TABLES = ("rgla-8",)
 

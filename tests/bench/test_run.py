@@ -11,11 +11,14 @@ import torch
 
 from support.bench_cells import BROKEN, CONV, FGLA, UNKNOWN_OPTION, cell, values
 from unsum import capture, score, separate
-from unsum.bench import Attack, Material, Network, Store, run
-from unsum.bench.measure import measure
-from unsum.bench.measure.many import batch_by_batch, play_head, rounds
-from unsum.bench.measure.round import defenses, draw
-from unsum.bench.networks import build
+from unsum_bench.declare import Attack, Network
+from unsum_bench.material import Material
+from unsum_bench.measure import measure
+from unsum_bench.measure.many import batch_by_batch, play_head, rounds
+from unsum_bench.measure.round import defenses, draw
+from unsum_bench.networks import build
+from unsum_bench.run import run
+from unsum_bench.store import Store
 
 EMBEDDED = Material()
 CELLS = [cell(), cell(FGLA), cell(seed=1), cell(FGLA, same=4), cell(UNKNOWN_OPTION), cell(BROKEN)]
@@ -50,7 +53,7 @@ def test_errors_stay_in_their_cells(store: Store) -> None:
     found = {result.outcome.status: result.outcome for result in store}
     assert [r.outcome.status for r in store].count("measured") == 4
     assert found["needs"].sentence == "The attack 'exact' takes no options; leave 'turns' out."
-    assert 'File "unsum/bench/measure/' in found["failed"].traceback
+    assert 'File "unsum_bench/measure/' in found["failed"].traceback
     assert str(Path(__file__).parents[2]) not in found["failed"].traceback  # stores are passed on
     assert found["failed"].sentence == "ValueError: could not convert string to float: 'high'"
 
@@ -112,7 +115,7 @@ def test_draws_dealt_out_to_processes_are_the_same_draws() -> None:
 
 
 def test_an_option_reaches_its_attack_and_its_key() -> None:
-    from unsum.bench.material import key_of
+    from unsum_bench.material import key_of
 
     given = Material(options=(("rgla", "steps", "7"),))
     rgla = cell(Attack("rgla", (("steps", 1),), "labels"))

@@ -16,10 +16,14 @@ from support.bench_cells import FGLA, cell, values
 from support.bench_process import Result
 from support.long import long
 from unsum import UnsumError
-from unsum.bench import EXPERIMENTS, Cell, Material, Store, cells_of_all, run
-from unsum.bench.measure import Outcome
-from unsum.bench.pages import of_any_shard
-from unsum.bench.plan import of_attacks, share
+from unsum_bench.declare import Cell
+from unsum_bench.experiments import EXPERIMENTS
+from unsum_bench.material import Material
+from unsum_bench.measure import Outcome
+from unsum_bench.pages import of_any_shard
+from unsum_bench.plan import cells_of_all, of_attacks, share
+from unsum_bench.run import run
+from unsum_bench.store import Store
 
 Bench = Callable[..., Result]
 # Tables that share cells (the usual photos of 11 are those of 10), without their slow attack.
@@ -131,7 +135,7 @@ def test_a_scheduler_that_ends_the_job_finds_one_whole_file(
             os.kill(os.getpid(), signal.SIGTERM)
         return Outcome("measured", {"psnr": float(material.threads)})
 
-    monkeypatch.setattr(sys.modules["unsum.bench.run"], "measure", measured)
+    monkeypatch.setattr(sys.modules["unsum_bench.run"], "measure", measured)
     before = signal.getsignal(signal.SIGTERM)
     ended = bench(*WORDS, "--store", "ended.sqlite")
     assert ended.code == 128 + signal.SIGTERM

@@ -9,8 +9,8 @@ import pytest
 
 from support.bench_cells import cell
 from unsum import UnsumError
-from unsum.bench import Store
-from unsum.bench.measure import Outcome
+from unsum_bench.measure import Outcome
+from unsum_bench.store import Store
 
 OUTCOME = Outcome("measured", {"psnr": 12.5}, seconds=1.0, cpu_seconds=0.5, peak_mb=100.0, picture=b"png")
 

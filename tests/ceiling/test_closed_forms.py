@@ -16,6 +16,7 @@ from unsum.ceiling import Effort, Simulation, bound, prove
 from unsum.ceiling.bound import against
 from unsum.ceiling.client import Played, World
 from unsum.ceiling.coin import known_in_gaussian, normal_cdf
+from unsum.ceiling.prove import Prover
 from unsum.defend.added import split_at_noise
 from unsum.defend.platforms import FlowerLocalDP
 
@@ -219,6 +220,49 @@ def test_buffers_are_sent_without_noise() -> None:
     assert "BatchNorm" in found.why
     assert float(found.labels.max()) < 0.6  # labels are not in the buffers
     assert max(samples(model, batch(4), noise=50.0)) < 0.12
+
+
+def test_buffers_of_several_steps_are_refused_and_not_left_out() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(unsum.UnsumError, match="without its buffers"):
+        unsum.ceiling(model, batch(4), noise=50.0, buffers=True, epochs=3, learning_rate=0.1)
+
+
+def test_the_sign_of_a_zero_is_a_bit_like_any_other_where_there_is_no_noise() -> None:
+    """Whatever was pruned to 0 or to −0: an attacker that sees the bits sees which."""
+
+    def client(world: World) -> Played:
+        return Played({"w": 0.0 * world.inputs[:, 0]}, {"beside": torch.zeros(1)})
+
+    data = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    bare = unsum.ceiling(nn.Linear(2, 2), data, client=client, pairs=64)
+    assert (bare.samples.tolist(), bare.decided()) == ([1.0], "above")
+    hidden = unsum.ceiling(nn.Linear(2, 2), data, client=client, noise=1e-9, pairs=64)
+    assert float(hidden.samples[0]) < 0.12  # 0 and −0 with noise are one number
+
+    def beside(world: World) -> Played:
+        return Played({"w": torch.zeros(1)}, {"beside": 0.0 * world.inputs[:, 0]})
+
+    assert samples(nn.Linear(2, 2), data, client=beside, noise=9.0) == [1.0]
+
+
+def test_differences_whose_square_is_no_float_are_differences() -> None:
+    def client(world: World) -> Played:
+        return Played({"w": 1e-200 * world.inputs.double()})
+
+    data = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
+    assert samples(nn.Linear(2, 2), data, client=client) == [1.0]
+
+
+def test_noise_that_follows_from_the_number_of_samples_shows_who_is_missing() -> None:
+    """DP-SGD divides its noise by the batch: two worlds of another size have another noise, and many entries show it."""
+    how = {"presence": True, "pairs": 1}
+    dp = unsum.ceiling(linear(), batch(4), defenses=unsum.DPSGD(30.0, clip=0.1), **how)
+    assert dp.present is not None
+    assert dp.present.tolist() == [1.0] * 4
+    same = unsum.ceiling(linear(), batch(4), defenses=[unsum.DPSGD(0.0, clip=0.1), unsum.Noise(1.0)], **how)
+    assert same.present is not None
+    assert float(same.present.max()) < 0.6
 
 
 def test_a_clip_does_not_bound_what_is_sent_beside_the_update() -> None:
@@ -560,6 +604,9 @@ def test_time_that_is_over_leaves_an_honest_limit() -> None:
         ({"spread": -1.0, "noise": 1.0}, "at least 0"),
         ({"spread": math.inf, "noise": 1.0}, "at least 0"),
         ({"spread": torch.ones(4), "noise": 1.0}, "like one sample"),
+        ({"observer": "server"}, "unsum.Observer"),
+        ({"defenses": "noise:1"}, r"unsum.Noise\(0.1\)"),
+        ({"defenses": [3]}, r"unsum.Noise\(0.1\)"),
         ({"client": lambda _world: {"w": torch.zeros(1)}, "noise": 1.0}, r"returns Played\(noisy\)"),
         ({"loss": lambda out, _y: (out**2).mean(), "defenses": unsum.DPSGD(1.0)}, "loss of your own"),
     ],
@@ -589,6 +636,12 @@ def test_whole_numbers_need_a_language_model() -> None:
         unsum.ceiling(nn.Embedding(4, 3), (torch.tensor([[1], [2]]), torch.tensor([0, 1])), noise=1.0)
     with pytest.raises(unsum.UnsumError, match="as many targets as inputs"):
         unsum.ceiling(linear(), (torch.randn(3, 5), torch.tensor([0])), noise=1.0)
+    with pytest.raises(unsum.UnsumError, match="as many targets as inputs"):
+        unsum.ceiling(linear(), (torch.randn(0, 5), torch.zeros(0, dtype=torch.long)), noise=1.0)
+    with pytest.raises(unsum.UnsumError, match="NaN or infinity"):
+        unsum.ceiling(linear(), (torch.full((1, 5), math.nan), torch.tensor([0])), noise=1.0)
+    with pytest.raises(unsum.UnsumError, match="a pair"):
+        unsum.ceiling(linear(), (torch.randn(1, 5),), noise=1.0)  # type: ignore[arg-type]
 
 
 def test_where_time_is_short_one_sample_is_decided_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,3 +654,19 @@ def test_where_time_is_short_one_sample_is_decided_before_the_next(monkeypatch: 
     assert found.decided(0.2) == "above"
     assert found.labels.tolist() == pytest.approx([1.0] * 3)  # labels come first
     assert float(found.lower.max()) >= 0.2
+
+
+def test_what_was_measured_is_taken_again_for_equal_defenses_alone() -> None:
+    """Not for those whose names are alike: two functions, or clips that differ in the eighth digit."""
+    case = Simulation(linear(), *batch(2))
+    prover = Prover(case, effort=Effort(pairs=4, most=4, labels=False))
+
+    def scaled(factor: float) -> Callable[[unsum.Update], unsum.Update]:
+        return lambda update: update.map(lambda _name, g: g * factor)
+
+    weak, strong = (prover([scaled(factor), unsum.Noise(1.0)]) for factor in (1.0, 100.0))
+    first = [found.distances.found[0][0].squared for found in (weak, strong)]  # type: ignore[union-attr]
+    assert first[1] == pytest.approx(1e4 * first[0], rel=1e-4)
+    one, again, other = (prover([unsum.Clip(norm), unsum.Noise(1.0)]) for norm in (0.1, 0.1, 0.10000001))
+    assert one.distances is again.distances
+    assert other.distances is not one.distances

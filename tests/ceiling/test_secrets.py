@@ -13,10 +13,13 @@ import unsum
 from unsum.ceiling import alternatives
 from unsum.ceiling.alternatives import changeable, likeliest_tokens, other_labels
 from unsum.ceiling.bits import bits_sent, leakage_of_bits
-from unsum.ceiling.client import World
+from unsum.ceiling.bound import Distances
+from unsum.ceiling.client import Played, World
 from unsum.ceiling.coin import normal_cdf
-from unsum.ceiling.photos import coefficients, component, photo_spread
-from unsum.ceiling.secret import Entries, PhotoComponents, Presence, Tokens
+from unsum.ceiling.photos import coefficients, component
+from unsum.ceiling.secret import Cells, Components, Entries, Presence, Tokens
+from unsum.data.table_schema import TableColumn, TableSchema
+from unsum.defend.added import AddedNoise
 from unsum.models.language import IGNORED, TextTask
 
 
@@ -33,50 +36,50 @@ def test_the_basis_is_orthonormal_and_read_back() -> None:
     assert torch.allclose(read, torch.eye(72, dtype=torch.float64), atol=1e-12)
 
 
-def test_a_photos_pair_differs_in_one_component_by_twice_its_deviation() -> None:
-    world = World(torch.rand(3, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2]))
-    secret = PhotoComponents(world, 1)
+def photo(count: int = 3, channels: int = 3, side: int = 8) -> tuple[World, torch.Tensor]:
+    """A client's world, and what its samples would be answered with: gray."""
+    inputs = torch.rand(count, channels, side, side, dtype=torch.float64, generator=generator(5))
+    return World(inputs, torch.arange(count)), torch.full_like(inputs, 0.5).flatten(1)
+
+
+def test_a_photos_pair_differs_in_one_component_which_is_mirrored_at_the_guess() -> None:
+    world, guess = photo()
+    secret = Components(world, 1, guess[1], pictures=True)
+    off = coefficients((world.inputs - 0.5)[1:2])[0].flatten()
     for stratum in range(secret.strata):
-        one, other, _ = secret.draw(stratum, generator(stratum))
-        assert one is world  # the client's own, which is played once for all pairs
-        assert torch.equal(other.inputs[[0, 2]], world.inputs[[0, 2]])
-        apart = coefficients((one.inputs - other.inputs)[1:2])[0]
-        place = int(apart.abs().argmax())
-        by = 2 * float(photo_spread((3, 8, 8)).flatten()[place])
-        assert abs(float(apart.flatten()[place])) == pytest.approx(by)
-        assert float(apart.abs().sum() - apart.abs().max()) < 1e-9
+        pair = secret.draw(stratum, generator(stratum))
+        assert pair.one is world  # the client's own, which is played once for all pairs
+        assert torch.equal(pair.other.inputs[[0, 2]], world.inputs[[0, 2]])
+        mirrored = coefficients((pair.other.inputs - 0.5)[1:2])[0].flatten()
+        place = int((mirrored - off).abs().argmax())
+        assert float(mirrored[place]) == pytest.approx(-float(off[place]))
+        assert float((mirrored - off).abs().sum()) == pytest.approx(2 * abs(float(off[place])))
+        assert pair.name == (1, place)
+        assert (pair.other.inputs[1] - 0.5).norm() == pytest.approx(float(off.norm()))  # the guess is as far off
 
 
-def test_half_of_the_components_go_up_and_they_may_leave_the_range_of_pixels() -> None:
-    """Of two values 2 h apart the deviation is h, whichever of them is the client's own."""
-    world = World(torch.ones(1, 1, 16, 16, dtype=torch.float64), torch.tensor([0]))
-    secret = PhotoComponents(world, 0)
-    pairs = {pair.name: pair for pair in (secret.draw(n % 4, generator(n)) for n in range(2000))}
-    own = coefficients(world.inputs)
-    up = [bool((coefficients(pair.other.inputs) - own).sum() > 0) for pair in pairs.values()]
-    assert len(up) > 100
-    assert 0.35 < sum(up) / len(up) < 0.65
-    still = pairs[0, 0].other.inputs  # of sample 0, the constant component
-    step = 2 * float(photo_spread((1, 16, 16))[0, 0, 0]) / 16
-    assert float((still - 1).abs().max()) == pytest.approx(step)
-    assert float((still - 1).abs().min()) == pytest.approx(step)
-    assert len(pairs) == len({pair.other.inputs.numpy().tobytes() for pair in pairs.values()})  # a name is one pair
+def test_components_are_drawn_as_often_as_their_share_of_the_error_says() -> None:
+    """So that the mean over draws is Σ c² known / Σ c², in the unit of the leakage."""
+    world, guess = photo(1, 1, 4)
+    secret, n = Components(world, 0, guess[0], pictures=True), 4000
+    squares = coefficients(world.inputs - 0.5)[0].flatten().square()
+    drawn = torch.bincount(
+        torch.tensor([secret.draw(k % 4, generator(k)).name[1] for k in range(n)]), minlength=len(squares)
+    )
+    expected = squares / squares.sum()
+    assert float((drawn / n - expected).abs().max()) < 4 * math.sqrt(0.25 / n)
+    assert float(((drawn / n - expected).square() / expected).sum()) < 2 * len(squares) / n  # χ² of the counts
 
 
-def test_components_are_drawn_as_often_as_their_variance_says() -> None:
-    """So that the mean over draws is Σ h² known / Σ h²: here of those constant over the picture."""
-    world = World(torch.rand(1, 1, 6, 6), torch.tensor([0]))
-    secret, n = PhotoComponents(world, 0), 4000
-    still = sum(_constant(secret, number) for number in range(n)) / n
-    spread = photo_spread((1, 6, 6)).square()
-    share = float(spread[0, 0, 0] / spread.sum())
-    assert still == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / n))
-
-
-def _constant(secret: PhotoComponents, number: int) -> bool:
-    one, other, _ = secret.draw(number % secret.strata, generator(number))
-    step = (one.inputs - other.inputs)[0]
-    return float(step.max() - step.min()) < 1e-5
+def test_a_sample_that_anybody_guesses_has_no_secret() -> None:
+    world, _ = photo(1)
+    assert torch.equal(
+        *(Components(world, 0, world.inputs[0], p).draw(0, generator()).other.inputs for p in (True, False))
+    )
+    assert Components(world, 0, world.inputs[0]).draw(0, generator()).other is world
+    rows = World(torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
+    moved = Components(rows, 0, torch.tensor([1.0, 0.5])).draw(0, generator()).other.inputs
+    assert moved.tolist() == [[1.0, -1.0]]  # of other data an entry, and never one that is the guess already
 
 
 def test_entries_are_drawn_by_variance_and_never_where_there_is_none() -> None:
@@ -92,7 +95,7 @@ def test_entries_are_drawn_by_variance_and_never_where_there_is_none() -> None:
 
 def test_presence_leaves_one_row_out_of_everything() -> None:
     world = World(torch.arange(3), torch.arange(3), torch.ones(3, 2), None)
-    one, other, _ = Presence(world, 1).draw(0, generator())
+    one, other = Presence(world, 1).draw(0, generator())[:2]
     assert one is world
     assert (other.inputs.tolist(), other.mask.shape, other.segments) == ([0, 2], (2, 2), None)  # type: ignore[union-attr]
 
@@ -121,6 +124,25 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
     assert float(hidden.samples.max()) < 0.01
     assert torch.equal(read.lower, read.samples)  # nothing is left to chance
     assert 0.5 <= float(hidden.labels.max()) < 0.51
+
+
+def test_a_number_is_mirrored_and_a_category_exchanged_and_each_counts_as_in_the_leakage() -> None:
+    number, two = TableColumn("age", "number"), TableColumn("smokes", "category", values=("no", "yes"))
+    job = TableColumn("job", "category", values=("baker", "nurse", "smith"))
+    schema = TableSchema((number, two, job), "outcome", ("a", "b"))
+    world = World(torch.tensor([[3.0, 1.0, 0.0, 1.0, 0.0]]), torch.tensor([0]))
+    secret = Cells(world, 0, schema, torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64))
+    assert list(secret.weights) == [6.25, 0.25, 1.0]
+    pairs = [secret.draw(stratum, generator()) for stratum in range(secret.strata)]
+    assert pairs[0].other.inputs.tolist() == [[-2.0, 1.0, 0.0, 1.0, 0.0]]
+    assert pairs[1].other.inputs.tolist() == [[3.0, 0.0, 0.0, 1.0, 0.0]]
+    assert pairs[2].other.inputs[0, 2:].tolist() in ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
+    assert [pair.discrete for pair in pairs] == [False, True, True]
+    distances = Distances(lambda w: Played({"sent": w.inputs[:, 0]}), world, [secret])
+    distances.cycle(0)
+    found = distances.known(0, AddedNoise("gaussian", 1e-3))
+    assert found.upper == pytest.approx(6.25 / 7.5)  # the number alone is sent
+    assert found.guess == pytest.approx(2 / 3)  # of a cell, whichever
 
 
 # Text.

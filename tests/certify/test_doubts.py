@@ -62,6 +62,7 @@ def test_twenty_deviations_explain_and_more_do_not(question: Question) -> None:
     assert certified(question, misfit=19.9).candidate.explains
     assert not certified(question, misfit=20.1).candidate.explains
     assert not certified(question, misfit=math.nan).candidate.explains
+    assert claim(question).exact
     assert not claim(certified(question, misfit=20.1)).exact
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +13,7 @@ from torch import nn
 import unsum
 from unsum.certify.claim import Evidence, grant
 from unsum.leak import Attempt, Leak
-
-FOOL = Path(__file__).resolve().parents[2] / "benchmarks" / "fool"
+from unsum_bench.scripts.fool import head, judge
 
 
 def leak_of(predicted: float, *, predicts: bool) -> Leak:
@@ -64,12 +60,8 @@ def test_crowded_predicts_nothing_where_its_answer_leaves_the_gradient() -> None
 
 
 @pytest.mark.long
-def test_predictions_of_the_exact_solver_are_honest_on_bred_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_of_the_exact_solver_are_honest_on_bred_cases() -> None:
     """Where anything is predicted no sample found is off by more than 3 % and ten times that."""
-    monkeypatch.syspath_prepend(str(FOOL.parent))
-    monkeypatch.syspath_prepend(str(FOOL))
-    head, judge = importlib.import_module("head"), importlib.import_module("judge")
-    assert "head" in sys.modules
     chance, predicted = random.Random(3), 0
     for _ in range(40):
         genome = head.random_genome(chance, tame=True) | {"forged": "no", "method": "exact", "told": "nothing"}

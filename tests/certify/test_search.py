@@ -1,4 +1,4 @@
-"""A short search for false claims on every path, and cases that earlier ones found; see `benchmarks/fool/run.py`."""
+"""A short search for false claims on every path, and cases that earlier ones found; see `unsum_bench.scripts.fool.run`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +13,9 @@ import pytest
 
 import unsum
 from support.long import long
+from unsum_bench.scripts.cases import make_case
+from unsum_bench.scripts.fool import common, head, text
 
-FOOL = Path(__file__).resolve().parents[2] / "benchmarks" / "fool"
 USUAL = {
     "siblings": 1,
     "flattened": False,
@@ -30,25 +30,16 @@ Genome = dict[str, object]
 
 
 @pytest.fixture(scope="module")
-def fool() -> Iterator[ModuleType]:
-    """The search; its folders leave the path again, because their names hide those of packages."""
-    before = list(sys.path)
-    sys.path[:0] = [str(FOOL), str(FOOL.parent)]
-    yield importlib.import_module("run")
-    sys.path[:] = before
+def search() -> ModuleType:
+    """Imported by the process that runs these tests, and not by all that collect them: PyTorch's compiler comes with it."""
+    return importlib.import_module("unsum_bench.scripts.fool.run")
 
 
 @pytest.fixture(autouse=True)
-def _patience(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def _patience(search: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search makes the solvers impatient; the tests after it have their usual patience again."""
-    for module in (fool.exact_proposals, fool.spans_search, fool.spans_settle, fool.spans_steps):
+    for module in (search.exact_proposals, search.spans_search, search.spans_settle, search.spans_steps):
         monkeypatch.setattr(module, "PATIENCE", module.PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def attempt(fool: ModuleType) -> ModuleType:
-    """One try at the head's certificate."""
-    return importlib.import_module("head")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +54,8 @@ def attempt(fool: ModuleType) -> ModuleType:
         ),
     ],
 )
-def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType, path: str, tries: int) -> None:
-    record = fool.evolve(tries, 12, path)
+def test_no_claim_is_false_and_nothing_crashes(search: ModuleType, path: str, tries: int) -> None:
+    record = search.evolve(tries, 12, path)
     assert record.tries == tries
     assert record.claimed >= 1  # a search without claims would show nothing
     assert record.crashed == []
@@ -172,9 +163,9 @@ _BENT = {
 
 @pytest.mark.parametrize("changed", FOUND)
 @pytest.mark.parametrize("seed", [587712798, 970521242, 18492750])
-def test_heads_that_answer_everything_alike(attempt: ModuleType, changed: Genome, seed: int) -> None:
+def test_heads_that_answer_everything_alike(changed: Genome, seed: int) -> None:
     """A softmax at its end does not bend, and without a bend mixed labels pass for hard ones."""
-    assert attempt.attempt(USUAL | _BENT | changed | {"seed": seed}).fooled == ""
+    assert head.attempt(USUAL | _BENT | changed | {"seed": seed}).fooled == ""
 
 
 # Heads whose samples of one label send parallel errors: what they send together is what one of them sends.
@@ -357,9 +348,9 @@ BRED = {
 
 
 @pytest.mark.parametrize("name", BRED)
-def test_bred_cases_are_not_claimed(attempt: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_bred_cases_are_not_claimed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Each was claimed once and false. The answer is wrong still; and without doubts most would be claims again."""
-    tried = attempt.attempt(USUAL | BRED[name])
+    tried = head.attempt(USUAL | BRED[name])
     assert max(tried.error, tried.label_error) > 0.003
     assert not tried.claimed
 
@@ -448,8 +439,8 @@ BRED_ELSEWHERE = {
 
 
 @pytest.mark.parametrize("name", BRED_ELSEWHERE)
-def test_cases_bred_on_other_paths_are_not_claimed(fool: ModuleType, name: str) -> None:
-    tried = importlib.import_module(name.partition(",")[0]).attempt(BRED_ELSEWHERE[name])
+def test_cases_bred_on_other_paths_are_not_claimed(name: str) -> None:
+    tried = importlib.import_module(f"unsum_bench.scripts.fool.{name.partition(',')[0]}").attempt(BRED_ELSEWHERE[name])
     assert max(tried.error, tried.label_error) > 0.01
     assert not tried.claimed
 
@@ -464,42 +455,42 @@ UNPLACED = {
 
 
 @pytest.mark.long
-def test_tokens_that_no_sequence_holds_are_a_doubt(fool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = importlib.import_module("text")
+def test_tokens_that_no_sequence_holds_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not text.attempt(UNPLACED).claimed
-    monkeypatch.setattr(importlib.import_module("unsum.separate.text.method"), "UNPLACED", "")
+    whole = importlib.import_module("unsum.separate.text.whole")
+    monkeypatch.setattr(whole, "_UNPLACED", str(whole._UNPLACED))  # without its code it is no doubt
     assert text.attempt(UNPLACED).fooled
 
 
-def test_without_doubts_bred_cases_would_be_claimed(attempt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_doubts_bred_cases_would_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = importlib.import_module("unsum.certify.judge")
     for name in ("_QUICK", "_EXPLAINED", "_SLOW"):
         monkeypatch.setattr(judge, name, ())
     monkeypatch.setattr(judge, "doubt_misfit", lambda *_: [])
-    fooled = [name for name, genome in BRED.items() if attempt.attempt(USUAL | genome).fooled]
+    fooled = [name for name, genome in BRED.items() if head.attempt(USUAL | genome).fooled]
     assert len(fooled) >= 8
 
 
-def test_a_forged_gradient_whose_scale_comes_out_as_zero_is_no_claim(attempt: ModuleType) -> None:
+def test_a_forged_gradient_whose_scale_comes_out_as_zero_is_no_claim() -> None:
     zero = USUAL | MIXED | {
         "classes": 3, "batch": 4, "inputs": 21, "spread": -3.5780, "margin": 24.4296, "weights": -2.5972,
         "condition": 3.9679, "size": -2.4381, "scale": -0.9620, "blend": 0, "labels": "distinct", "twins": "none",
         "bias": True, "biased_gradient": True, "relu": True, "dtype": "bfloat16", "soft": "hard", "forged": "rows swapped",
         "told": "labels", "method": "auto", "seed": 269774765,
     }  # fmt: skip
-    assert attempt.attempt(zero).ended == "not claimed"
+    assert head.attempt(zero).ended == "not claimed"
 
 
-def test_a_forged_gradient_without_any_label_is_no_claim(attempt: ModuleType) -> None:
+def test_a_forged_gradient_without_any_label_is_no_claim() -> None:
     nobody = USUAL | MIXED | {
         "classes": 2, "batch": 7, "inputs": 8, "spread": -2.227, "margin": 11.246, "weights": -1.59, "condition": 0.63,
         "size": 2.48, "scale": 2.819, "twin": -7.998, "foreign": -0.16, "biased_gradient": False, "soft": "hard",
         "forged": "low rank", "told": "batch size", "seed": 961862738,
     }  # fmt: skip
-    assert attempt.attempt(nobody).ended == "not claimed"
+    assert head.attempt(nobody).ended == "not claimed"
 
 
-def test_a_line_through_the_classes_that_is_no_number_is_no_crash(attempt: ModuleType) -> None:
+def test_a_line_through_the_classes_that_is_no_number_is_no_crash() -> None:
     """Granted labels of fewer directions than samples: unequal weights were started from an infinite covariance."""
     infinite = USUAL | MIXED | {
         "classes": 4.708719514336767, "batch": 2.875536575731895, "inputs": 19.679322017809312, "wide": 16,
@@ -508,24 +499,22 @@ def test_a_line_through_the_classes_that_is_no_number_is_no_crash(attempt: Modul
         "labels": "half", "twins": "none", "scaled": False, "bias": True, "biased_gradient": False, "relu": False,
         "dtype": "bfloat16", "soft": "hard", "told": "labels", "method": "auto", "seed": 866955292,
     }  # fmt: skip
-    assert attempt.attempt(infinite).ended == "not claimed"
+    assert head.attempt(infinite).ended == "not claimed"
 
 
-def test_hard_labels_of_unlike_samples_are_not_doubted(attempt: ModuleType) -> None:
-    make_case = importlib.import_module("cases").make_case
+def test_hard_labels_of_unlike_samples_are_not_doubted() -> None:
     for B, C in ((2, 10), (4, 10), (7, 10), (12, 100)):
         case = make_case(B, C, 64, "distinct", seed=1)
         assert unsum.separate(case.model, case.update, "exact", seed=0).exact
 
 
-def test_a_try_ends_with_its_time(attempt: ModuleType) -> None:
-    tried = attempt.attempt(USUAL | ALIKE | {"spread": 0.0, "classes": 10, "batch": 7}, 1e-3)
+def test_a_try_ends_with_its_time() -> None:
+    tried = head.attempt(USUAL | ALIKE | {"spread": 0.0, "classes": 10, "batch": 7}, 1e-3)
     assert (tried.ended, tried.claimed) == ("stopped", False)
 
 
 def test_a_try_that_imports_a_module_is_not_cut_in_the_midst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a module would be left in memory, and every later try would crash on it."""
-    common = importlib.import_module("common")
     slow = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nwhole = True\n"
     (tmp_path / "slow_to_import.py").write_text(slow)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -540,8 +529,8 @@ def _import_and_compute(name: str) -> None:
         pass
 
 
-def test_crashes_are_counted_and_the_first_are_kept(fool: ModuleType) -> None:
-    record = fool.Record()
+def test_crashes_are_counted_and_the_first_are_kept(search: ModuleType) -> None:
+    record = search.Record()
     for n in range(30):
         try:
             raise ValueError(n)
@@ -550,9 +539,9 @@ def test_crashes_are_counted_and_the_first_are_kept(fool: ModuleType) -> None:
     assert (record.tries, record.crashes, len(record.crashed)) == (30, 30, 20)
 
 
-def test_records_add_up(fool: ModuleType) -> None:
-    one = fool.Record(tries=3, claimed=2, worst_claim=1e-4, claims={"a": 2}, seeds=[1])
-    other = fool.Record(
+def test_records_add_up(search: ModuleType) -> None:
+    one = search.Record(tries=3, claimed=2, worst_claim=1e-4, claims={"a": 2}, seeds=[1])
+    other = search.Record(
         tries=5,
         claimed=1,
         worst_claim=1e-5,
@@ -560,27 +549,27 @@ def test_records_add_up(fool: ModuleType) -> None:
         seeds=[2],
         fooled_labels=[{"seed": 7, "path": "head"}],
     )
-    both = fool.merge([one, other])
+    both = search.merge([one, other])
     assert (both.tries, both.claimed, both.worst_claim, both.seeds) == (8, 3, 1e-4, [1, 2])
     assert both.claims == {"a": 3, "b": 1}
     assert both.fooled_labels == [{"seed": 7, "path": "head"}]
 
 
-def test_two_processes_stop_by_themselves_and_their_records_are_one(fool: ModuleType, tmp_path: Path) -> None:
+def test_two_processes_stop_by_themselves_and_their_records_are_one(search: ModuleType, tmp_path: Path) -> None:
     options = Namespace(
         paths=["rounds", "losses"], processes=2, tries=6, minutes=1.0, deadline=0.3, seed=5, json=tmp_path / "both.json"
     )
-    record = fool.search(options)
+    record = search.search(options)
     assert (record.tries, record.paths, record.seeds) == (6, {"rounds": 3, "losses": 3}, [5, 6])
     assert list(tmp_path.iterdir()) == []  # parts are added up and gone
     assert "| **all** | 6 |" in record.table()
 
 
-def test_most_tries_end_soon_after_the_time_that_claims_take(fool: ModuleType) -> None:
-    patience = fool.Patience(2.0)
+def test_most_tries_end_soon_after_the_time_that_claims_take(search: ModuleType) -> None:
+    patience = search.Patience(2.0)
     for _ in range(5):
-        patience.add(fool.Try({}, "claimed", seconds=0.1))
-        patience.add(fool.Try({}, "not claimed", seconds=9.0))
+        patience.add(search.Try({}, "claimed", seconds=0.1))
+        patience.add(search.Try({}, "not claimed", seconds=9.0))
     limits = [patience.next() for _ in range(20)]
     assert sorted(set(limits)) == pytest.approx([0.3, 2.0])
     assert limits.count(2.0) == 2

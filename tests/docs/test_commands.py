@@ -23,7 +23,7 @@ OTHERS = {
     "uv run pytest -m long    # the rest": "runs these tests",
     ".ci/run                  # what must pass before a change lands: lint, types, import contracts, spelling, lock file, site, "
     "all tests": "runs these tests",
-    "uv venv && uv pip sync requirements.lock && uv pip install --no-deps .": "installs",
+    "uv venv && uv pip sync requirements.lock && uv pip install --no-deps . ./bench": "installs",
     'pip install -e ".[flower]" -e examples/flower-audit': "installs; tests/integrations runs the example where Flower is",
     "unsum audit --flower-run seen --model pytorchexample/task.py:Net --momentum 0.9 --batch 32 --out run-report": (
         "needs a training of Flower's quickstart; tests/integrations plays it"
@@ -84,7 +84,7 @@ def ran(newcomer: Newcomer, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     base = tmp_path_factory.mktemp("commands")
     prepared = base / "prepared"
     newcomer_files.prepare(prepared)
-    newcomer.install("[app,hf,train]")
+    newcomer.install("[app,hf,train]", bench=True)
     chosen = sorted(OURS - ({"unsum app"} if _taken(8765) else set()), key=lambda command: command not in INTERRUPTED)
     jobs = [_job(base, prepared, number, command) for number, command in enumerate(chosen)]
     (base / "jobs.json").write_text(json.dumps(jobs))
@@ -136,6 +136,17 @@ def test_the_wheel_needs_no_extra_for_the_first_command(newcomer: Newcomer, tmp_
     out = newcomer.run(["unsum", "audit"], tmp_path)
     assert "This update gives away the features of every picture of the batch" in " ".join(out.split())
     assert (tmp_path / "unsum-report" / "report.html").is_file()
+
+
+@pytest.mark.long
+def test_the_bench_is_absent_until_its_wheel_is_installed(newcomer: Newcomer, tmp_path: Path) -> None:
+    newcomer.install()
+    newcomer.uv("pip", "uninstall", "--python", str(newcomer.python), "unsum-bench")
+    told = newcomer.run(["sh", "-c", 'unsum bench list 2>&1; echo "ended with $?"'], tmp_path)
+    assert "pip install ./bench" in told
+    assert told.splitlines()[-1] == "ended with 2"
+    newcomer.install(bench=True)
+    assert "rgla-8" in newcomer.run(["unsum", "bench", "list"], tmp_path)
 
 
 @pytest.mark.long

@@ -39,6 +39,6 @@ def _row(page: str, name: str, strength: str) -> list[str]:
         title = re.search(r"<th scope=\"row\"[^>]*>(.*?)</th>", row, re.DOTALL)
         words = re.sub(r"<[^>]*>", " ", title[1]).split() if title else []
         if words[: len(heading.split())] == heading.split():
-            cells = re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
+            cells = re.findall(r'<td(?! class="ends")[^>]*>(.*?)</td>', row, re.DOTALL)  # which is drawn
             return [" ".join(re.sub(r"<[^>]*>", " ", cell).split()) for cell in cells] + [" ".join(words)]
     raise AssertionError(f"The example page has no row {name} {strength}.")

@@ -47,12 +47,12 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
         page.get_by_role("checkbox", name=title).press("Space")  # by keyboard
     page.get_by_label("What the update goes through").select_option("noise")
     page.locator("#strength").press("End")
-    expect(page.locator("#strength-text")).to_have_text("1")
+    expect(page.locator("#strength-text")).to_have_text("100")
     answered(page)
     expect(page.locator("h1")).not_to_contain_text("every picture")
     assert page.locator("#pictures figure").count() == 2
     assert page.locator("img.recovered").first.get_attribute("src") != before
-    assert "at 1 worst" in (page.locator("#history svg").get_attribute("aria-label") or "")
+    assert "at 100 worst" in (page.locator("#history svg").get_attribute("aria-label") or "")
 
     bad = {"name": HOSTILE[1], "mimeType": "image/jpeg", "buffer": b"no photo"}
     good = {"name": "../me.jpg", "mimeType": "image/jpeg", "buffer": _photo()}

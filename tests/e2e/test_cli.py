@@ -150,7 +150,7 @@ def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) 
         (["--sweep", "dp=1"], "or use eval mode (train=False, --eval-mode)"),
         (["--sweep", "sign", "--keep-under", "30"], "a share above 0 and up to 1, not 30"),
         (["--sweep", "sign", "--utility-data", "absent.npz"], "There is no file 'absent.npz'"),
-        (["--keep-under", "0.5"], "belong to a sweep; add, say, --sweep noise=1e-5..1e-1"),
+        (["--keep-under", "0.5"], "belong to a sweep; add, say, --sweep noise=1e-3..10"),
         (["--device", "gpu"], "There is no device 'gpu'"),
         (["--device", "cuda:99"], "cannot be used here; try --device cpu"),
     ],

@@ -64,7 +64,7 @@ def test_the_ceiling_of_stand_in_data_is_drawn_after_every_round(page: Page, hea
         "\u00a0", " "
     )
     assert "In 1 update more was found than this ceiling" in told  # round 1 gave away all, round 3 half
-    assert [row.split("\t")[4].replace("\u00a0", " ") for row in page.locator("tbody tr").all_inner_texts()[:3]] == [
+    assert [row.split("\t")[5].replace("\u00a0", " ") for row in page.locator("tbody tr").all_inner_texts()[:3]] == [
         *("10 %", "10 %", "60 %")
     ]
     color = "getComputedStyle(document.querySelector('.drawing line.cap')).stroke"

@@ -176,6 +176,9 @@ def test_gradients_beyond_all_training_are_refused(value: float, method: str) ->
 @pytest.mark.parametrize("value", [3e38, 1e-40])
 def test_gradients_at_the_ends_of_float32_are_answered_without_a_claim(value: float) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    assert unsum.attack(
+        model, unsum.capture(model, torch.rand(1, 12), torch.tensor([3]))
+    ).exact  # what was sent is claimed
     update = unsum.Update({name: torch.randn_like(p).sign() * value for name, p in model.named_parameters()})
     with contextlib.suppress(UnsumError):
         assert not unsum.attack(model, update).exact

@@ -235,6 +235,9 @@ def test_checkpoints_that_are_damaged(tmp_path: Path, content: bytes) -> None:
 def test_an_update_of_one_value_is_answered_without_a_certificate(value: float) -> None:
     """All zeros are a gradient too, that of nobody."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    assert unsum.attack(
+        model, unsum.capture(model, torch.rand(1, 12), torch.tensor([3]))
+    ).exact  # what was sent is claimed
     update = unsum.Update({name: torch.full_like(p, value) for name, p in model.named_parameters()})
     with contextlib.suppress(UnsumError):
         assert not unsum.attack(model, update).exact

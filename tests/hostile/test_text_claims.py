@@ -1,31 +1,12 @@
-"""A short search for false claims about text, and those that it found; benchmarks/fool/text.py is the search."""
+"""A short search for false claims about text, and those that it found; unsum_bench.scripts.fool.text is the search."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "fool" / "text.py"
-
-
-@pytest.fixture(scope="module")
-def fool() -> ModuleType:
-    before = list(sys.path)
-    sys.path[:0] = [str(BENCHMARK.parent), str(BENCHMARK.parents[1])]
-    spec = importlib.util.spec_from_file_location("fool_text", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fool_text"] = module
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
-
+from unsum_bench.scripts.fool import text as fool
 
 PLAIN = {
     "family": "gpt2", "rank": 4, "init": 0.02,
@@ -48,32 +29,32 @@ FOUND = [
 
 
 @pytest.mark.parametrize("changed", FOUND)
-def test_memorized_sequences_do_not_go_missing_from_a_claim(fool: ModuleType, changed: dict[str, object]) -> None:
+def test_memorized_sequences_do_not_go_missing_from_a_claim(changed: dict[str, object]) -> None:
     tried = fool.attempt(PLAIN | changed)
     assert tried.fooled == ""
 
 
 @pytest.mark.parametrize("changed", [{}, {"tied": True}, {"siblings": "equal"}, {"bias": True, "scaled": "anyhow"}])
-def test_ordinary_batches_are_claimed(fool: ModuleType, changed: dict[str, object]) -> None:
+def test_ordinary_batches_are_claimed(changed: dict[str, object]) -> None:
     tried = fool.attempt(PLAIN | changed)
     assert tried.ended == "claimed"
     assert tried.error < tried.predicted < 1e-4
 
 
-def test_a_batch_that_is_partly_memorized_is_claimed_while_every_position_still_sends(fool: ModuleType) -> None:
+def test_a_batch_that_is_partly_memorized_is_claimed_while_every_position_still_sends() -> None:
     tried = fool.attempt(PLAIN | {"steps": 30, "memorized": 2, "fresh": 2, "rate": 3e-3})
     assert tried.ended == "claimed"
 
 
 @pytest.mark.long
-def test_no_sequence_is_longer_than_the_model_reads(fool: ModuleType) -> None:
+def test_no_sequence_is_longer_than_the_model_reads() -> None:
     """A full-length prefix that slipped in, and a label behind it, cannot be replayed; it once crashed."""
     changed = {"model": 0, "tied": True, "layers": 1, "steps": 200, "memorized": 3, "length": 8, "siblings": "equal"}
     tried = fool.attempt(PLAIN | changed | {"prompt": 1, "scaled": "anyhow", "scale": -1.3, "seed": 898259415})
     assert tried.fooled == ""
 
 
-def test_prefixes_that_carry_nothing_are_no_crash(fool: ModuleType) -> None:
+def test_prefixes_that_carry_nothing_are_no_crash() -> None:
     changed = {
         "model": 0,
         "tied": True,
@@ -89,7 +70,7 @@ def test_prefixes_that_carry_nothing_are_no_crash(fool: ModuleType) -> None:
 
 
 @pytest.mark.long
-def test_no_claim_is_false_and_nothing_crashes(fool: ModuleType) -> None:
+def test_no_claim_is_false_and_nothing_crashes() -> None:
     chance = random.Random(4)
     few = {
         "family": "gpt2",

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from support.text_folder import LINES, save_language_model
 from unsum.errors import UnsumError
 from unsum.models import load_model
 from unsum.models.from_hugging_face import is_language_folder
 from unsum.models.from_peft import base_of, with_adapters
+from unsum.models.language import tokenizer_of
 
 
 def folder(place: Path, settings: str) -> Path:
@@ -60,3 +62,13 @@ def test_adapters_in_a_pickle_or_without_peft_are_refused(tmp_path: Path, monkey
         UnsumError, match=r"Folders of adapters need peft; install it with: pip install 'unsum\[peft\]'"
     ):
         with_adapters(nn.Identity(), made)
+
+
+def test_the_tokenizer_is_that_of_the_base_where_the_adapters_have_none(tmp_path: Path) -> None:
+    home = tmp_path / "base"
+    home.mkdir()
+    save_language_model(home)
+    made = folder(tmp_path, json.dumps({"base_model_name_or_path": str(home)}))
+    read = tokenizer_of(f"hf:{made}")
+    assert read.encode(LINES[0]) == tokenizer_of(f"hf:{home}").encode(LINES[0])
+    assert tokenizer_of(f"hf:{tmp_path}").special("unk") is None

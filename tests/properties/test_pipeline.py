@@ -227,6 +227,9 @@ class TestHardPlaces:
         for images in (torch.zeros(4, 3, 8, 8), torch.ones(4, 3, 8, 8), torch.rand(1, 3, 8, 8).expand(4, -1, -1, -1)):
             leak = unsum.attack(model, unsum.capture(model, images, torch.arange(4)))
             assert not leak.exact or leak.batch_size <= 4
+        unlike = unsum.attack(model, unsum.capture(model, torch.rand(4, 3, 8, 8), torch.arange(4)))
+        assert unlike.exact
+        assert sorted(unlike.labels.tolist()) == [0, 1, 2, 3]
 
 
 def assert_features_alone(leak: unsum.Leak, features: Tensor) -> None:

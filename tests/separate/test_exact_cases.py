@@ -305,6 +305,12 @@ DAMAGE = {
 }
 
 
+def test_the_gradient_that_is_damaged_below_is_claimed_as_it_was() -> None:
+    case = synthetic([0, 1, 1], 10, 64)
+    for knowledge in (NOTHING, Knowledge(batch_size=3), Knowledge(labels=torch.tensor([0, 1, 1]))):
+        assert exact(case.head, knowledge, seed=0).exact
+
+
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize(("classes", "features"), [(10, 64), *long((2, 4), (50, 1))])
 @pytest.mark.parametrize("bias", ["kept", "zero", "missing"])

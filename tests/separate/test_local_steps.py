@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from support.local_client import Client
 from support.long import long
 from unsum import UnsumError, Update
 from unsum.head import Head
@@ -18,38 +18,6 @@ from unsum.local_training import LocalTraining, mini_batches
 from unsum.separate.local_steps import method
 from unsum.separate.local_steps.counting import size_of_step
 from unsum.separate.local_steps.movement import Schedule, observe_movement
-
-C, H = 60, 96
-
-
-class Client:
-    """A body with a ReLU and a head; trains by SGD and remembers the features that every step saw."""
-
-    def __init__(self, *, seed: int = 0, bias: bool = True) -> None:
-        torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(40, H), nn.ReLU(), nn.Linear(H, C, bias=bias))
-        self.images, self.labels = 2 * torch.randn(8, 40), torch.randperm(C)[:8]
-
-    def sends(self, training: LocalTraining, size: int, rate: float) -> tuple[Update, Tensor]:
-        """The update, and the features of the samples in the step that saw each first."""
-        local = copy.deepcopy(self.model)
-        settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
-        optimizer = torch.optim.SGD(local.parameters(), lr=rate, **settings)
-        features = []
-        for step in range(training.steps):
-            chosen = torch.arange(step * size, (step + 1) * size) % len(self.images)
-            features.append(local[:2](self.images[chosen]).detach())
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(local(self.images[chosen]), self.labels[chosen]).backward()
-            optimizer.step()
-        before = dict(self.model.named_parameters())
-        delta = {name: (value - before[name]).detach() for name, value in local.named_parameters()}
-        divisor = None if training.learning_rate is None else rate * training.steps
-        update = Update.from_delta(delta, divisor, training=training)
-        if training.weight_decay:  # as `seen` does: one step's decay at the weights that were sent
-            gradients = {n: g - training.weight_decay * before[n].detach() for n, g in update.gradients.items()}
-            update = Update(gradients, "delta", divisor, training=training)
-        return update, torch.cat(features)[: len(self.images)]
 
 
 def separated(client: Client, update: Update, features: Tensor, **known) -> tuple[unsum.Leak, float]:
@@ -212,7 +180,7 @@ def test_labels_that_are_known_are_the_only_ones_considered() -> None:
 def test_too_many_samples_fall_back_to_the_sum_and_say_so() -> None:
     torch.manual_seed(0)
     client = Client()
-    client.model[2] = nn.Linear(H, 12)
+    client.model[2] = nn.Linear(client.model[2].in_features, 12)
     client.labels = torch.arange(8)
     update, _ = client.sends(LocalTraining(0.01, 2), 4, 0.01)
     leak = unsum.separate(client.model, update, "local-steps")

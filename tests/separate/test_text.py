@@ -148,6 +148,7 @@ def test_a_rough_gradient_is_claimed_only_with_the_batch_size() -> None:
 def test_strong_noise_is_never_certified() -> None:
     model, tokens = gpt2(tied=False), batch(3, 6)
     torch.manual_seed(0)
+    assert unsum.separate(model, unsum.capture_text(model, tokens), "text").exact
     leak = unsum.separate(model, unsum.capture_text(model, tokens, defenses=unsum.Noise(1e-2)), "text")
     assert not leak.exact
 
@@ -267,3 +268,7 @@ def test_a_tied_model_whose_whole_vocabulary_occurs_is_no_crash_and_no_claim() -
     model, tokens = GPT2LMHeadModel(config), torch.arange(24).view(2, 12) % 12
     leak = unsum.attack(model, unsum.capture_text(model, tokens))
     assert not leak.exact or sorted(leak.tokens or []) == tokens.tolist()
+    few = torch.arange(6).view(2, 3)  # half of the vocabulary is left to weigh prefixes by
+    again = unsum.attack(model, unsum.capture_text(model, few), batch_size=4)
+    assert again.exact, again.notes
+    assert sorted(again.tokens or []) == few.tolist()

@@ -72,6 +72,7 @@ def test_a_head_that_decays_alone_is_read_as_well() -> None:
 @pytest.mark.parametrize("names", ["0.", "2.weight"])
 def test_layers_that_decay_alone_are_no_claim(names: str) -> None:
     model, x, y = case()
+    assert unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=B).exact
     try:
         leak = unsum.separate(model, decayed(model, x, y, 0.01, names), "spans", batch_size=B)
     except unsum.UnsumError:

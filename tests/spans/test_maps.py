@@ -14,6 +14,7 @@ import unsum
 from support.long import long
 from support.maps import Norm, bottleneck, client, network
 from unsum import UnsumError
+from unsum.engine.descend import Descent
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.progress import Progress
@@ -21,7 +22,6 @@ from unsum.spans.maps import corner, gates, method, samples, solve, zeros
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.condition import MapCondition
 from unsum.spans.maps.judge import judge
-from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps
 
 
@@ -147,7 +147,7 @@ def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pyt
 
     def without_one(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
         found = whole(condition, samples, seed, progress)
-        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+        return found[1:]
 
     name = "solve_rounds" if train else "solve_known"
     whole = getattr(samples, name)
@@ -168,9 +168,9 @@ def test_samples_that_become_one_on_the_way_are_named_as_missing(monkeypatch: py
     """As twins do once the batch's factor is known."""
     whole = samples.settled
 
-    def fewer(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+    def fewer(condition: MapCondition, ends: Tensor, chosen: Tensor) -> FoundMaps:
         found = whole(condition, ends, chosen)
-        return replace(found, s=found.s[1:], errors=found.errors[1:], misfits=found.misfits[1:], hits=found.hits[1:])
+        return found[1:]
 
     monkeypatch.setattr(samples, "settled", fewer)
     sent = client(network(), [0, 1, 2])
@@ -209,7 +209,7 @@ def test_zeros_confirm_what_one_start_found(monkeypatch: pytest.MonkeyPatch) -> 
     """They lead to the same samples without the norm and the first layer; where they lead elsewhere, nothing is claimed."""
     finished, sparsest = solve._finished, solve.sparsest
 
-    def once(condition: MapCondition, ends: Ends, number: int) -> FoundMaps:
+    def once(condition: MapCondition, ends: Descent, number: int) -> FoundMaps:
         found = finished(condition, ends, number)
         return replace(found, hits=torch.ones_like(found.hits))
 

@@ -107,7 +107,7 @@ def shifted(share: float) -> Change:
     def change(answer: Any) -> Any:
         X = answer.X.clone()
         X[1] *= 1 + share
-        roots = replace(answer.roots, X=X, errors=torch.full_like(answer.roots.errors, 1e-7))
+        roots = replace(answer.roots, points=X, errors=torch.full_like(answer.roots.errors, 1e-7))
         return replace(answer, roots=roots)
 
     return change

@@ -83,7 +83,7 @@ def test_derivatives_are_those_of_the_misfit(further: bool) -> None:
         + 0.1 * torch.randn(20, given.unknowns, generator=torch.Generator().manual_seed(0)).double()
     )
     squares = torch.func.grad(lambda t: given.misfit(t).square().sum())(s)
-    cost, gradient, N = given.linearized(s)
-    torch.testing.assert_close(cost, given.misfit(s).square())
-    torch.testing.assert_close(2 * gradient, squares)
-    assert float(torch.linalg.eigvalsh(N).min()) > 0
+    at = given.linearize(s)
+    torch.testing.assert_close(at.cost, given.misfit(s).square())
+    torch.testing.assert_close(2 * at.gradient, squares)
+    assert float(torch.linalg.eigvalsh(at.matrix).min()) > 0

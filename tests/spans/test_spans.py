@@ -199,6 +199,8 @@ def test_lengths_without_biases_come_from_the_softmax() -> None:
 def test_without_biases_a_temperature_looks_like_longer_samples() -> None:
     model = network(20, 64, 64, 5, bias=False)
     x, y = batch(6, 20, 5)
+    told = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=6, loss="cross-entropy")
+    assert told.exact  # the loss that was declared has no temperature
     loss = nn.functional.cross_entropy(model(x) / 2, y)
     sent = torch.autograd.grad(loss, list(model.parameters()))
     update = unsum.Update(dict(zip(dict(model.named_parameters()), sent, strict=True)))
@@ -224,10 +226,13 @@ def test_an_odd_network_has_mirrored_roots_and_only_the_samples_are_given() -> N
 def test_two_that_are_alike_are_not_claimed_as_one_that_occurs_twice() -> None:
     """Two samples of one label whose units are all on send what their mean sends twice, however far they are apart."""
     model = network(25, 63, 63, 2, activation=nn.LeakyReLU, seed=3)
+    x, y = 0.05 * batch(3, 25, 2)[0], torch.tensor([0, 0, 1])
+    apart = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=3)
+    assert_all_found(apart, x, y)
+    assert apart.exact, apart.notes
     with torch.no_grad():
         for layer in (model[0], model[2]):
             layer.weight *= 0.05  # the biases decide every state
-    x, y = 0.05 * batch(3, 25, 2)[0], torch.tensor([0, 0, 1])
     leak = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=3)
     assert not leak.exact
 

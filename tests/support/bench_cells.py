@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from unsum.bench import Attack, Cell, Network, Store
-from unsum.bench.measure import TIMES
+from unsum_bench.declare import Attack, Cell, Network
+from unsum_bench.measure import TIMES
+from unsum_bench.store import Store
 
 CONV = Network("conv", 16, 10)
 EXACT = Attack("exact")

@@ -18,15 +18,18 @@ class Newcomer:
         self.folder, self.venv = folder, folder / "venv"
         self.python = self.venv / "bin" / "python"
         # The versions that the other tests run with: from uv's cache, in seconds. Nothing else of this environment comes along.
-        versions = sorted({f"{d.name}=={d.version}" for d in distributions() if d.name and d.name != "unsum"})
+        ours = ("unsum", "unsum-bench")
+        versions = sorted({f"{d.name}=={d.version}" for d in distributions() if d.name and d.name not in ours})
         (folder / "versions.txt").write_text("\n".join(versions))
-        self.uv("build", "--wheel", "--out-dir", str(folder), str(pages.ROOT))
-        (self.wheel,) = folder.glob("*.whl")
+        for source in (pages.ROOT, pages.ROOT / "bench"):
+            self.uv("build", "--wheel", "--out-dir", str(folder), str(source))
+        (self.wheel,), (self.bench,) = folder.glob("unsum-*.whl"), folder.glob("unsum_bench-*.whl")
         self.uv("venv", "--python", sys.executable, str(self.venv))
 
-    def install(self, extras: str = "") -> None:
+    def install(self, extras: str = "", *, bench: bool = False) -> None:
         versions = str(self.folder / "versions.txt")
-        self.uv("pip", "install", "--python", str(self.python), "--constraint", versions, f"{self.wheel}{extras}")
+        wheels = [f"{self.wheel}{extras}", *[str(self.bench)] * bench]
+        self.uv("pip", "install", "--python", str(self.python), "--constraint", versions, *wheels)
 
     def uv(self, *arguments: str) -> None:
         self.run(["uv", "--quiet", *arguments], self.folder)

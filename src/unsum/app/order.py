@@ -18,12 +18,12 @@ from unsum.errors import UnsumError, check_name
 STOPS = 25  # of a slider
 MOST_PHOTOS = 16  # of one round
 DELTA = 1e-5  # for which the ε of one step of DP-SGD is said
-# Weakest and strongest, wide enough to see the leak come and go on the embedded model. Not here: `secagg`, which needs other
-# clients' updates; `soteria`, whose many backward passes are too slow to watch.
+# Weakest and strongest, wide enough to see the leak come and go on the embedded model, and noise prove its ceiling. Not here:
+# `secagg`, which needs other clients' updates; `soteria`, whose many backward passes are too slow to watch.
 _ENDS = {
     "dp": (0.01, 10.0),
-    "noise": (1e-6, 1.0),
-    "laplace": (1e-6, 1.0),
+    "noise": (1e-5, 100.0),
+    "laplace": (1e-5, 100.0),
     "clip": (100.0, 1e-3),
     "clip-layers": (10.0, 1e-3),
     "prune": (0.0, 0.99),

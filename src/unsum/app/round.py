@@ -24,7 +24,7 @@ from unsum.audit.sweep.bench import mean_of
 from unsum.audit.verdict import Sizes, judge
 from unsum.client.capture import in_mode
 from unsum.deadline import DEFAULT_LIMIT
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.leak import Attempt, Leak
 from unsum.models.load import LoadedModel
 from unsum.score import SampleScore
@@ -77,7 +77,7 @@ def play(
         except UnsumError as reason:  # it cannot even begin: an answer, too, and nobody knows what leaks then
             leak = unanswered(model, AUTO, [Attempt(AUTO, refused=str(reason))], str(reason))
     yield scored(leak, final=True)
-    assert compared is not None
+    compared = needed(compared, "The comparison with the truth")
     for last in narrowing.narrowed():
         yield _bounded(order, compared, narrowing) | {"kind": "bound", "final": last}
 

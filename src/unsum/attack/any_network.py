@@ -26,7 +26,10 @@ from unsum.wording import sample_count
 
 MOST_SIDE, MOST_SAMPLES = 64, 4  # beyond them so few steps draw nothing
 PROVES_NOTHING = "a search that finds no picture proves nothing"
-LOSS_UNKNOWN = "the loss is not known; play the client: unsum.audit(model, (inputs, targets), loss=function)"
+LOSS_UNKNOWN = (
+    "the loss is not known; play the client: unsum.audit(model, (inputs, targets), "
+    "client=unsum.ClientTraining(loss=function))"
+)
 NO_PICTURES = "it draws pictures with values from 0 to 1, in tensors of inputs and targets"
 _SIZES = (1, 2)  # of the batch, where nobody says
 _LEAST = 1.0  # seconds left that are worth a start

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import blind_at_the_head, is_hopeless
@@ -73,6 +73,11 @@ class Case:
         return self.best is None or is_hopeless(self.best)
 
     @property
+    def unfollowed_steps(self) -> list[str]:
+        """Why several local steps could not be followed."""
+        return [one.refused for one in self.tried if one.method == "local-steps" and one.refused]
+
+    @property
     def uncertain(self) -> bool:
         """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
         solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))
@@ -82,6 +87,16 @@ class Case:
         """One separator's answer, remembered whether it becomes the best one or not."""
         leak = separate_by(method, self.model, update or self.update, self.options, self.progress)
         self.tried.append(Attempt(method + how, leak, blind="" if self.language else self._blind(leak)))
+        return leak
+
+    def separate_with(self, labels: Tensor, rule: str, method: str, doubt: str = "") -> Leak:
+        """One separator's answer with the labels that a rule found, not recorded as granted; never certain under a doubt."""
+        found = replace(self.options, labels=labels, batch_size=None)
+        leak = separate_by(method, self.model, self.update, found, self.progress)
+        knowledge = self.options.clues(self.model, self.update).knowledge
+        leak = replace(leak, exact=leak.exact and not doubt, knowledge=knowledge)
+        blind = blind_at_the_head(self.head, self.update, leak) or doubt
+        self.tried.append(Attempt(f"{method}, labels by {rule}", leak, blind=blind))
         return leak
 
     @cached_property

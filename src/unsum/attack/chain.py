@@ -18,10 +18,11 @@ from unsum.attack.case import separate_by
 from unsum.attack.counts import with_counts
 from unsum.attack.occurred import with_occurred
 from unsum.attack.options import AUTO, AttackOptions
+from unsum.attack.peeling import peeled_or_refused
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
-from unsum.deadline import LEFT_UNTRIED, Deadline, out_of_time, trying
+from unsum.deadline import Deadline, out_of_time, trying
 from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
@@ -32,7 +33,8 @@ from unsum.leak import Attempt, Leak
 from unsum.losses import Loss
 from unsum.match import match
 from unsum.models.language import is_language_model
-from unsum.peel import obstacle, peel
+from unsum.notes import Code, without
+from unsum.peel import obstacle
 from unsum.progress import SILENT, Progress
 from unsum.sharing import sharing
 from unsum.update import Update
@@ -142,7 +144,7 @@ def cut_short(leak: Leak, deadline: Deadline) -> Leak:
         return leak
     sure = [attempt.leak is not None and attempt.leak.exact for attempt in leak.tried]
     tried = [one if ended else replace(one, blind=deadline.over) for one, ended in zip(leak.tried, sure, strict=True)]
-    notes = [deadline.sentence, *(note for note in leak.notes if LEFT_UNTRIED not in note)]
+    notes = [deadline.sentence, *without(leak.notes, Code.CUT_SHORT)]
     if leak.inputs_exact is not None:  # peeling that was cut short vouches for nothing
         leak = replace(leak, inputs_exact=grant_each(leak.inputs_exact.double(), above=False))
     return replace(leak, tried=tried, notes=notes)
@@ -263,7 +265,7 @@ def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: P
         return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled down to the input: {reason}."])
     progress.say("Peeling layer after layer")
     try:
-        peeled = peel(model, update, leak, seed=seed)
+        peeled = peeled_or_refused(model, update, leak, seed=seed)
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled: {error}"])
     notes = [*leak.notes, *peeled.notes]

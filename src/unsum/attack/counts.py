@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import is_hopeless
 from unsum.attack.training import doubt_training
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.head import Head
 from unsum.leak import LabelCounts, Leak
 from unsum.models.language import is_language_model
 from unsum.network.chain import find_chain
+from unsum.notes import Code, Note
 from unsum.separate.local_steps.label_counts import count_labels
 from unsum.spans.pair import dense_steps
 from unsum.update import Update
 
-TOO_MANY = "too many to be told apart here"
 _SHOWN = 10  # classes that a sentence names
 _OF_WIDTH = 3  # units of a dense layer for every sample that its spans tell apart from random starts
 
@@ -35,7 +35,7 @@ def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOpt
         return replace(leak, training_doubt=doubt, notes=[note, *leak.notes])
     if leak.exact or leak.label_counts is not None or not options.follows_steps(update) or is_language_model(model):
         return leak
-    told = [steps_that_would_do(model, update, options)] if is_hopeless(leak) else []
+    told = [Note(_too_many_steps(model, update, options), Code.TOO_MANY_STEPS)] if is_hopeless(leak) else []
     try:
         counts = count_labels(model, update, samples=options.batch_size, seed=options.seed)
     except UnsumError as reason:
@@ -61,10 +61,9 @@ def sentence(counts: LabelCounts) -> str:
     )
 
 
-def steps_that_would_do(model: nn.Module, update: Update, options: AttackOptions) -> str:
-    """How many steps the layers of this model could have told apart, in a sentence."""
-    training = update.training
-    assert training is not None
+def _too_many_steps(model: nn.Module, update: Update, options: AttackOptions) -> str:
+    """How many local steps the layers of this model could have followed, in a sentence."""
+    training = needed(update.training, "How the client trained")
     most = _most_visits(model, update, options)
     if most == 0:
         return "No layer of this model tells samples of several local steps apart."
@@ -74,7 +73,8 @@ def steps_that_would_do(model: nn.Module, update: Update, options: AttackOptions
     if size is not None and size * (training.steps or 1) <= most:
         return f"Samples of {training.steps} steps of {size} were not found; this model's layers follow at most {most} in all."
     beginning = (
-        f"Samples of {training.steps} local steps are {TOO_MANY}: this model's layers follow at most {most} in all"
+        f"Samples of {training.steps} local steps are too many to be told apart here: "
+        f"this model's layers follow at most {most} in all"
     )
     if size is None:
         return f"{beginning} steps together."

@@ -1,14 +1,19 @@
 """Gradient matching for small pictures, before an update is called safe: what no equation reads, a search may draw.
 
-It takes the labels that are granted or that other attacks found, and the layers' whole gradient. Entries that are zero are left
-out of the comparison, because defenses remove them. That it finds nothing proves nothing. A few hundred steps show whether a
-picture comes at all; `unsum audit --attack ig` takes as many as it is given.
+It takes the layers' whole gradient and labels: those that other attacks found and, where whoever plays the client grants them,
+the client's own, because an attacker may know them or try them all. Each set is tried with every pixel free (`ig`, without the
+entries that are zero, because defenses remove them) and with a sixteenth of them (`rog`), which noise, signs and few bits still
+determine. Dropout is off: its masks are not known. That a search finds nothing proves nothing. A few hundred steps show whether
+a picture comes at all; `unsum audit --attack ig` takes as many as it is given.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +29,7 @@ from unsum.attack.any_network import (
 )
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.deadline import time_limit
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.gradients import quiet, with_features
 from unsum.head import find_head
 from unsum.leak import Attempt, Leak
@@ -37,10 +42,13 @@ from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
 METHOD = "ig"
-STEPS = 400  # two seconds for two pictures of 16² on one core, where most of what comes has come
-SECONDS = 10.0  # for all tries together; the rest of such an audit takes about as long
-_TRIES = 2  # sets of labels, where none are granted
-_LEAST = 1.0  # seconds left that are worth a start
+# Method → options. Chosen by: measurement (benchmarks/greens.py); most of what comes has come by then, in one second each for two
+# pictures of 16² on one core
+SETTINGS: dict[str, dict[str, Any]] = {METHOD: {"steps": 400, "masked": True}, "rog": {"steps": 200}}
+SECONDS = 20.0  # [s] for all tries together. Chosen by: arbitrary budget, three times what tries at 16² take
+_SETS = 2  # [1] sets of labels that others found. Chosen by: arbitrary budget
+_OWN_LABELS = "The client's labels were granted to gradient matching: an attacker may know them, or try them all."
+_LEAST = 1.0  # [s] left that are worth a start. Chosen by: arbitrary budget
 
 
 def match_as_last_resort(
@@ -50,46 +58,66 @@ def match_as_last_resort(
     options: AttackOptions,
     shape: tuple[int, ...],
     progress: Progress = SILENT,
+    *,
+    granted: Tensor | None = None,
 ) -> list[Attempt]:
-    """What matching pictures of a `shape` got, or why it was not tried; empty where the samples are no pictures."""
+    """What matching pictures of a `shape` got, or why it was not tried; empty where the samples are no pictures.
+
+    `granted` are the client's own labels, for a try after those with labels that were found, unless these are the same.
+    """
     if options.method != AUTO or len(shape) != 3 or is_language_model(model):
         return []
     if options.other_loss:
         return _under_another_loss(model, update, leak, options, shape, progress)
     left = SECONDS if options.time_limit is None else min(SECONDS, options.time_limit - leak.seconds)
-    sets = _label_sets(leak, options)
+    sets = _label_sets(leak, options, granted)
     reason = _obstacle(update, options, shape, sets, left)
     if reason:
-        return [Attempt(METHOD, refused=f"Gradient matching was not tried: {reason}.", at_head=False)]
+        return [not_matched(reason)]
     progress.say("Matching gradients")
+    runs = [(method, labels, own) for labels, own in sets for method in SETTINGS]
     start, attempts = time.perf_counter(), list[Attempt]()
-    for number, labels in enumerate(sets, 1):
-        remaining = (left - (time.perf_counter() - start)) / (len(sets) - number + 1)
+    for number, (method, labels, own) in enumerate(runs, 1):
+        remaining = (left - (time.perf_counter() - start)) / (len(runs) - number + 1)
+        knowledge = replace(leak.knowledge, labels=labels, batch_size=None) if own else leak.knowledge
+        name = f"{method}, labels granted" if own else method
         try:
             # Attention's fast kernels on a CPU have no second derivative.
-            with time_limit(max(remaining, _LEAST)) as deadline, sdpa_kernel(SDPBackend.MATH):
+            with time_limit(max(remaining, _LEAST)) as deadline, sdpa_kernel(SDPBackend.MATH), _without_dropout(model):
                 found = match(
                     model,
                     update,
-                    METHOD,
+                    method,
                     labels=labels,
                     image_size=(shape[0], shape[1], shape[2]),
                     device=options.device,
                     seed=options.seed,
                     progress=progress,
-                    steps=STEPS,
-                    masked=True,
+                    **SETTINGS[method],
                 )
         except UnsumError as error:
-            return [*attempts, Attempt(METHOD, refused=f"Gradient matching was not tried: {error}", at_head=False)]
+            return [*attempts, not_matched(str(error).rstrip("."))]
         except RuntimeError as error:
             if UNDERIVED not in str(error):
                 raise
-            why = "Gradient matching was not tried: PyTorch lacks a second derivative of one of the model's operations."
-            return [*attempts, Attempt(METHOD, refused=why, at_head=False)]
+            return [*attempts, not_matched("PyTorch lacks a second derivative of one of the model's operations")]
+        notes = [_OWN_LABELS, *found.notes] if own else found.notes
+        found = replace(found, knowledge=knowledge, notes=notes)  # labels that were found are not granted
         blind = deadline.over if deadline.cut else PROVES_NOTHING
-        attempts.append(Attempt(METHOD, found, blind=blind, at_head=False))
+        attempts.append(Attempt(name, found, blind=blind, at_head=False))
     return attempts
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    dropping = [one for one in model.modules() if isinstance(one, nn.modules.dropout._DropoutNd) and one.training]
+    try:
+        for module in dropping:
+            module.eval()
+        yield
+    finally:
+        for module in dropping:
+            module.train()
 
 
 def _under_another_loss(
@@ -109,16 +137,17 @@ def _under_another_loss(
 
 def _at_head(model: nn.Module, leak: Leak) -> Leak:
     """The leak with what its pictures are at the head."""
-    assert leak.images is not None
+    images = needed(leak.images, "A picture")
     with quiet(model, ()), torch.no_grad():
-        features, logits = with_features(model, find_head(model)[1], leak.images)
+        features, logits = with_features(model, find_head(model)[1], images)
     return replace(leak, features=features.double(), logits=logits.double())
 
 
-def _label_sets(leak: Leak, options: AttackOptions) -> list[Tensor]:
-    """The labels that are granted; else those of rules and answers, of as many samples as there are known to be."""
+def _label_sets(leak: Leak, options: AttackOptions, granted: Tensor | None) -> list[tuple[Tensor, bool]]:
+    """Sets of labels with whether they are the client's own: what the options grant alone; else those of rules and answers, of as
+    many samples as there are known to be, and what the audit grants."""
     if options.labels is not None:
-        return [options.labels]
+        return [(options.labels, True)]
     rules = [attempt.labels for attempt in leak.tried if attempt.labels is not None]
     answers = [attempt.leak.labels for attempt in leak.tried if attempt.leak is not None]
     found: dict[tuple[int, ...], Tensor] = {}
@@ -126,10 +155,17 @@ def _label_sets(leak: Leak, options: AttackOptions) -> list[Tensor]:
         if 0 < len(labels) <= MOST_SAMPLES and options.batch_size in (None, len(labels)):
             ordered = labels.sort().values
             found.setdefault(tuple(ordered.tolist()), ordered)
-    return list(found.values())[:_TRIES]
+    sets = [(labels, False) for labels in list(found.values())[:_SETS]]
+    if granted is None or len(granted) > MOST_SAMPLES:
+        return sets
+    own = granted if granted.ndim > 1 else granted.sort().values
+    same = granted.ndim == 1 and any(labels.tolist() == own.tolist() for labels, _ in sets)
+    return sets if same else [*sets[:1], (own, True), *sets[1:]]
 
 
-def _obstacle(update: Update, options: AttackOptions, shape: tuple[int, ...], sets: list[Tensor], left: float) -> str:
+def _obstacle(
+    update: Update, options: AttackOptions, shape: tuple[int, ...], sets: list[tuple[Tensor, bool]], left: float
+) -> str:
     """Why matching promises nothing here; empty where it may."""
     side = max(shape[1:])
     if side > MOST_SIDE:

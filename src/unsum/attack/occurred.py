@@ -3,9 +3,10 @@
 The gradient of an embedding is a sum over lookups. A row that nobody asked for is zero, and stays so under clipping, pruning,
 signs, quantization through zero, several local steps and momentum; what is not zero was asked for. That needs no solver.
 
-Where no row is zero, something else wrote to all of them. Noise did so evenly: its rows have ‖g‖² = σ² χ²_d and point anywhere,
-and σ follows from the median of them; rows that are longer than noise makes any were asked for. Where the bulk of the rows is
-no such noise, nothing is said.
+Where no row is zero, something else wrote to all of them. Noise did so evenly: its rows have ‖g‖² = σ² χ²_d and point anywhere.
+The shortest quarter is taken for noise, then whatever such noise may have made as well; its kurtosis says how heavy its tails
+are (Laplace's are). Rows that are longer than it makes any were asked for. Where the bulk of the rows is no such noise, nothing
+is said.
 
 Where the head shares its weights with the embedding, its own part writes to all rows: (P − Y)ᵀ F, whose rows lie in the span of
 the features F, of as many dimensions as there are positions. A lookup adds what points anywhere. So rows outside the span that
@@ -14,6 +15,7 @@ half of all rows have, the shortest, were asked for; where that span fills the w
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -30,6 +32,9 @@ _ROOM = 4  # dimensions outside the head's span, in which a lookup shows
 _INSIDE, _OUTSIDE, _TIMES = 1e-3, 1e-2, 30.0  # shares of a row beside the span: at most, at least, and times the usual
 _IN_A_ROW = 8  # rows that categories hardly fill without a gap, when they leave others out
 _FEWEST = 32  # rows below which there is no bulk to measure noise on
+_START = 0.25  # [share] of the rows, the shortest, that noise alone wrote to. Chosen by: arbitrary, most values of most columns
+_ROUNDS = 50  # [1] growths of the bulk. Chosen by: arbitrary budget, it takes about five
+_NORMAL = 3.0  # [1] kurtosis of normal noise; Laplace's is 6
 _SPREAD = 1.25  # times what χ² has between its quartiles, up to which a bulk is noise
 _ALIGNED = 8.0  # times what rows of noise add up to, from which they share a direction
 
@@ -93,21 +98,35 @@ def _asked(gradient: Tensor, padding: int | None) -> Tensor | None:
 
 def _beyond_noise(rows: Tensor) -> Tensor | None:
     """The rows longer than noise makes any; None where the bulk of them is no noise."""
-    count, width = rows.shape
-    if count < _FEWEST:
+    if len(rows) < _FEWEST:
         return None
-    energy = rows.square().sum(1)
-    lower, middle, upper = energy.quantile(
-        torch.tensor([0.25, 0.5, 0.75], dtype=energy.dtype, device=energy.device)
-    ).tolist()
-    variance = middle / _chi_squared(width, 0.0)
-    usual = _chi_squared(width, 0.6745) - _chi_squared(width, -0.6745)
-    bulk = rows[energy <= upper]
-    together = float(bulk.sum(0).square().sum()) / max(float(bulk.square().sum()), 1e-300)  # 1 where directions are any
-    spread = (upper - lower) / max(variance * usual, 1e-300)
-    if not 1 / _SPREAD < spread < _SPREAD or together > _ALIGNED:
+    normal = _longer(rows, _NORMAL)
+    return normal if normal is not None else _longer(rows, math.inf)
+
+
+def _longer(rows: Tensor, heaviest: float) -> Tensor | None:
+    """The same for noise whose kurtosis is `heaviest` at most."""
+    energy, fourth, width = rows.square().sum(1), rows.square().square().sum(1), rows.shape[1]
+    bulk = energy <= energy.quantile(_START)
+    for _ in range(_ROUNDS):  # the bulk grows by what may be noise as well, until nothing is added
+        variance = max(float(energy[bulk].mean()) / width, 1e-300)
+        kurtosis = float(fourth[bulk].mean()) / width / variance**2
+        tails = min(max(kurtosis, _NORMAL), heaviest)
+        # Of the χ² with mean and variance of such an energy: the width itself where noise is normal.
+        degrees = 2 * width / (tails - 1)
+        most = variance * width / degrees * _chi_squared(degrees, _Z)
+        grown = energy <= most
+        if torch.equal(grown, bulk):
+            break
+        bulk = grown
+    count = int(bulk.sum())
+    lower, upper = energy[bulk].quantile(energy.new_tensor([0.25, 0.75])).tolist()
+    usual = variance * width / degrees * (_chi_squared(degrees, 0.6745) - _chi_squared(degrees, -0.6745))
+    together = float(rows[bulk].sum(0).square().sum()) / (variance * width * count)  # 1 where directions are any
+    alike = _NORMAL / (_SPREAD * tails) < (upper - lower) / usual < _SPREAD  # heavy tails lie outside the quartiles
+    if count < _FEWEST / 2 or not alike or together > _ALIGNED or kurtosis > _SPREAD * heaviest:
         return None
-    return (energy > variance * _chi_squared(width, _Z)).nonzero()[:, 0].cpu()
+    return (energy > most).nonzero()[:, 0].cpu()
 
 
 def _outside_the_head(rows: Tensor) -> Tensor | None:
@@ -133,7 +152,7 @@ def _outside_the_head(rows: Tensor) -> Tensor | None:
     return (apart > max(_OUTSIDE, _TIMES * usual)).nonzero()[:, 0].cpu() if usual < _INSIDE else None
 
 
-def _chi_squared(degrees: int, z: float) -> float:
+def _chi_squared(degrees: float, z: float) -> float:
     """The quantile of χ² at so many normal deviations (Wilson and Hilferty 1931)."""
     share = 2 / (9 * degrees)
     return degrees * float(max(1 - share + z * share**0.5, 0.0)) ** 3

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from unsum.attack.peeling import peeled_or_refused
 from unsum.attack.reach import HOPELESS
 from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
@@ -17,7 +18,8 @@ from unsum.invert.refine import Mode
 from unsum.invert.refine import refine as refine_pictures
 from unsum.leak import Leak
 from unsum.models.built import looks_at_pictures
-from unsum.peel import Peeled, peel
+from unsum.notes import Code, Note
+from unsum.peel import Peeled
 from unsum.progress import SILENT, Progress
 from unsum.update import Update
 
@@ -44,7 +46,9 @@ def with_pictures(
             raise
         if not looks_at_pictures(model):  # of sequences or rows there is nothing to draw
             return leak
-        return replace(leak, notes=[*leak.notes, str(reason), *([_other_layer(model, leak)] if leak.inner else [])])
+        said = [Note(str(reason), Code.NEEDS_INVERSE)]
+        said += [_other_layer(model, leak)] if leak.inner else []
+        return replace(leak, notes=[*leak.notes, *said])
     for inverse in sorted(loaded, key=lambda found: found.layer is None):
         leak = _read_by(model, update, leak, inverse, progress)
         if inverse.layer is None or inverse.layer in leak.inner:
@@ -63,7 +67,8 @@ def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progres
         return leak
     progress.say("Undoing block after block")
     try:
-        peeled = peel(model, update, leak, "residual", shape=find_reach(model, leak).shape, seed=seed)
+        shape = find_reach(model, leak).shape
+        peeled = peeled_or_refused(model, update, leak, "residual", shape=shape, seed=seed)
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, str(error)])
     inner, notes = leak.inner | peeled.inner, [*leak.notes, *peeled.notes]
@@ -123,10 +128,11 @@ def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, pro
     return replace(leak, inner={**leak.inner, layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
 
 
-def _other_layer(model: nn.Module, leak: Leak) -> str:
+def _other_layer(model: nn.Module, leak: Leak) -> Note:
     """Which inverse would draw what the spans and the walk found: one of the deepest map, which tells the most."""
     name = next(name for name, _ in model.named_modules() if name in leak.inner)
-    return f"The attack found what {name!r} reads; `unsum train-inverse --layer {name}` makes an inverse for that."
+    made = f"`unsum train-inverse --layer {name}` makes an inverse for that."
+    return Note(f"The attack found what {name!r} reads; {made}", Code.NEEDS_INVERSE)
 
 
 def _another_attempt(leak: Leak, layer: str) -> Leak:
@@ -141,8 +147,8 @@ def _another_attempt(leak: Leak, layer: str) -> Leak:
 def _peeled_to(model: nn.Module, update: Update, leak: Leak, layer: str, size: int) -> Peeled:
     """What `layer` read: dense layers are undone as far down as they go, blocks of convolutions down to the layer."""
     if not isinstance(model.get_submodule(layer), nn.Linear):
-        return peel(model, update, leak, "residual", layer=layer, shape=(3, size, size))
-    peeled = peel(model, update, leak, "layers")
+        return peeled_or_refused(model, update, leak, "residual", layer=layer, shape=(3, size, size))
+    peeled = peeled_or_refused(model, update, leak, "layers")
     end = "the input" if peeled.complete else repr(peeled.layers[-1].name) if peeled.layers else "the head"
     if end != repr(layer):
         raise UnsumError(f"The inverse reads what {layer!r} reads, and peeling ends at {end}.")

@@ -12,10 +12,11 @@ from typing import Any
 
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.result import AuditResult
-from unsum.audit.round import HEADLESS
+from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
+from unsum.notes import Code, code_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ _OF_UPDATES = (
     "--fail-above",
     "--prove-below",
 )
-_STRENGTHS = "1e-5..1e-1"  # of noise, where none was applied
 _OF_ATTACKS = (
     "--attack",
     "--labels",
@@ -73,6 +73,7 @@ _OF_ATTACKS = (
 )
 _FIRST_NOISE = "0.1"  # where a language model was audited without any
 _LOUDER = 10.0  # times the noise that was too weak, where one strength is tried at a time
+_PATIENT = 600  # [s] for attacks that had too little. Chosen by: arbitrary budget
 _WIDER = 1e3  # times the noise that was too weak or too strong, to look for the strength that is enough
 
 
@@ -154,11 +155,11 @@ def _sweep_command(audit: AuditResult, *, weaker: bool = False) -> str:
     there was some."""
     own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
     low, high = (1 / _WIDER, 1.0) if weaker else (1.0, _WIDER)
-    strengths = f"{own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else _STRENGTHS
+    wanted = f"noise={own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else DEFAULT_RANGE
     if not audit.setting.command:
-        return f'unsum.sweep(model, data, over="noise={strengths}")'
+        return f'unsum.sweep(model, data, over="{wanted}")'
     how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
-    return again(audit.setting.command, f"--sweep noise={strengths}", **how, louder=bool(own))
+    return again(audit.setting.command, f"--sweep {wanted}", **how, louder=bool(own))
 
 
 def _gated(audit: AuditResult) -> Advice | None:
@@ -188,7 +189,10 @@ def _proved(audit: AuditResult) -> Advice:
         text = "Prove it: add noise, and more of it until the ceiling of every sample is below the level."
         how = f"--defense clip:1 --defense noise:0.1 --prove-below {DEFAULT_LEVEL:g}"
         dropped = ("--defense", "--fail-above", "--prove-below")
-        own = "unsum.audit(model, data, loss=loss, defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
+        own = (
+            "unsum.audit(model, data, client=unsum.ClientTraining(loss=loss), "
+            "defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
+        )
         return Advice(text, again(audit.setting.command, how, without=dropped) if audit.setting.command else own)
     proven = [point.defenses for point in audit.comparison.points if point.proven(DEFAULT_LEVEL)]
     if audit.bound is not None and audit.bound.decided(DEFAULT_LEVEL) == "open":
@@ -204,19 +208,24 @@ def _ceiling_command(audit: AuditResult) -> str:
     if not audit.setting.command:
         return f"unsum.ceiling(model, data, defenses={audit.setting.defenses}, level={DEFAULT_LEVEL:g})"
     how: dict[str, Any] = {"without": (*_OF_UPDATES, *_OF_ATTACKS)}
-    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit 600", **how)
+    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit {_PATIENT}", **how)
     return alone.replace("unsum audit", "unsum ceiling", 1)
 
 
 def _granted(audit: AuditResult) -> Advice | None:
-    if audit.verdict.reason.startswith(HEADLESS):
+    if code_of(audit.verdict.reason) is Code.NO_HEAD:
         return None  # whatever the batch
+    if code_of(audit.verdict.reason) is Code.CUT_SHORT:
+        text = "Give the attacks more time: what they left untried is named above."
+        if not audit.setting.command:
+            return Advice(text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))")
+        return Advice(text, again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)))
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")
     text += "grant the attacker what a server may know (its size, the labels), or audit a smaller one."
     if not audit.setting.command:
-        return Advice(text, "unsum.audit(model, data, batch_size_known=True)")
+        return Advice(text, "unsum.audit(model, data, attacker=unsum.Attacker(batch_size_known=True))")
     size = "" if audit.truth is not None or "--batch " in audit.setting.command else " --batch N"
     return Advice(text, again(audit.setting.command, f"--batch-size-known{size}"))
 

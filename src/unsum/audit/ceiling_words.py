@@ -9,6 +9,7 @@ from typing import Protocol
 from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
 from unsum.ceiling.result import ASSUMED, Ceiling
+from unsum.ceiling.worst_case import DELTA
 from unsum.level import DEFAULT_LEVEL
 
 
@@ -62,6 +63,10 @@ def _labels(found: Ceiling) -> str:
     told = [float(value) for value in found.labels if not math.isnan(float(value))]
     if not told:
         return ""
+    if max(told) >= _CERTAIN and not found.estimate:
+        return (
+            "Of the labels nothing is proven: one at least may be told from its likeliest alternative with certainty."
+        )
     label = "By the same estimate a label" if found.estimate else "A label"
     return f"{label} is told from its likeliest alternative with a probability of at most {max(told):.3f}."
 
@@ -71,7 +76,9 @@ def _worst(found: Ceiling) -> str:
         return ""
     return (
         f"For any data, the mechanism (clip, then noise) leaves at most {percent(found.worst.leakage)}: "
-        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}."
+        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}. That is ε = {found.worst.epsilon(DELTA):.3g} "
+        f"at δ = {DELTA:g}; whoever guesses right once in ten without the update does so in at most "
+        f"{percent(found.worst.success(0.1))} of cases with it."
     )
 
 
@@ -84,6 +91,7 @@ def _bits(found: Ceiling) -> str:
     )
 
 
+_CERTAIN = 0.9995  # [1] a chance to tell a label that reads as 1.000
 # [1] of the scale of leakage: by so much one sample may lie above a mean over its components
 SCATTER = 0.05
 
@@ -118,8 +126,8 @@ def beside(bound: Ceiling) -> str:
         )
     if bound.decided(DEFAULT_LEVEL) == "open":
         return (
-            f"Whether the ceiling protects is not decided: after {bound.pairs} pairs of worlds that of one {bound.unit} may "
-            f"still be {percent(bound.highest)}, and time was over."
+            f"Whether the ceiling protects is not decided: from the {bound.pairs} pairs of worlds that there was time for, "
+            f"that of one {bound.unit} may be {percent(bound.highest)}."
         )
     least = percent(float(bound.samples.min()))
     between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
@@ -164,7 +172,7 @@ def stands_at(point: Bounded) -> str:
     return f"the ceiling is {ceiling_of(point).replace('(mean)', 'on average')}"
 
 
-LUCK = "Labels that were named right are luck: nobody tells them from others much better than by a guess."
+LUCK = "Labels named right are luck: nobody tells one from its likeliest alternative much better than by a guess."
 
 
 def hides_labels(bound: Ceiling) -> bool:

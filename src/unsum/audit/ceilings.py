@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit import groups
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.text import is_text, text_inputs
 from unsum.ceiling.bound import Distances, above, against, limits_of
 from unsum.ceiling.client import Client, OwnLoss, World
@@ -65,9 +66,9 @@ def ceiling(
 ) -> Ceiling:
     """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
 
-    One component of a sample is as it is or two deviations further; the client trains in both worlds; the distance of the two
-    updates over the noise bounds every attacker. Nothing is differentiated or linearized beyond the
-    training itself, so that every model that can be trained can be bounded.
+    One component of a sample is as it is or mirrored at what an attacker would answer without the update; the client trains in
+    both worlds; the distance of the two updates over the noise bounds every attacker. Nothing is differentiated or linearized
+    beyond the training itself, so that every model that can be trained can be bounded.
 
     Args:
         model, data: as `unsum.audit` takes them; (inputs, targets) of any shape with a module of your own.
@@ -76,7 +77,8 @@ def ceiling(
             nothing; without noise the ceiling is 1 unless both worlds send the same bits.
         train: the client's BatchNorm mode.
         spread: the standard deviation that an attacker gives an entry before it sees the update, a number
-            or a tensor like one sample. By default photos have a photo's spectrum, tables their columns'.
+            or a tensor like one sample: entries are two of them further then. By default each sample's own distance from
+            what an attacker would answer without the update, so that the result is in the unit of `audit.leakages`.
         time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
         level: draw until every sample is known to be below this level, or one of them not to be; at most 256
             pairs each.
@@ -112,8 +114,16 @@ def ceiling(
     """
     start = time.perf_counter()
     check(pairs, level, noise, time_limit)
+    chain = [defenses] if callable(defenses) or isinstance(defenses, str) else list(defenses)
+    if not all(callable(part) for part in chain):
+        raise UnsumError(f"Defenses are objects such as unsum.Noise(0.1), or a list of them, not {defenses!r}.")
+    if not isinstance(observer, Observer | None):
+        raise UnsumError(f'The observer is an unsum.Observer("aggregate", clients=10), say, not {observer!r}.')
+    if isinstance(data, tuple) and len(data) != 2:
+        raise UnsumError(f"Data are a pair, (inputs, targets), not a tuple of {len(data)}.")
     case = _case(model, data, batch, target, columns, weights, image_size, loss, seed)
-    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
+    trains = groups.ClientTraining(train, buffers, None, learning_rate, local_steps, epochs, momentum, weight_decay)
+    training = trains.training
     if case.text and (training is not None or buffers or loss is not None):
         raise UnsumError("A client's text is played as one plain step; leave loss, buffers and local training out.")
     where = torch.device(device or "cpu")
@@ -126,7 +136,6 @@ def ceiling(
         buffers=buffers,
         spread=spread,
     )
-    chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if noise:
         chain.append(Noise(noise))
     progress.say("Playing the client in two worlds")
@@ -230,10 +239,9 @@ def _case(
     """The client's samples, as the audit would take them; a module with tensors needs no head."""
     own_tensors = isinstance(model, nn.Module) and isinstance(data, tuple)
     declared = loss if loss is None or isinstance(loss, str | Loss) else None
-    inputs = Inputs(
-        model=model, data=data, weights=weights, batch=batch, seed=seed, image_size=image_size,
-        target=target, columns=columns, loss=declared,
-    )  # fmt: skip
+    loading = groups.Loading(weights, image_size=image_size)
+    samples = groups.ClientSamples(batch, target=target, columns=columns)
+    inputs = Inputs(model, data, None, loading, samples, declared, seed)
     if not is_table(data) and _reads_text(model, data):
         given = text_inputs(inputs)
         tokens, labels, mask, segments = given.step

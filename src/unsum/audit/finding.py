@@ -11,9 +11,9 @@ from unsum.audit.leakage import DEFAULT_LEVEL, vouched_shares
 from unsum.audit.result import finite
 from unsum.audit.verdict import State, judge_captured, state_of
 from unsum.audit.wording import percent
-from unsum.deadline import LEFT_UNTRIED
 from unsum.errors import UnsumError
 from unsum.leak import Leak
+from unsum.notes import Code, code_of, has
 from unsum.update import Update
 
 Outcome = Literal["audited", "out of time", "failed", "client error"]
@@ -28,7 +28,8 @@ class ClientFinding:
     relative error e of the features. `read` names what the leakage is of: features, or the samples themselves.
     Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
     and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
-    batch size is, where the client took one step. `sha256` is of the file that the update came in, if it came in one.
+    batch size is, where the client took one step. `cut_short` says that a search ended before it was done, `too_many_steps` how
+    few local steps would have been followed. `sha256` is of the file that the update came in, if it came in one.
     """
 
     round: int
@@ -50,6 +51,8 @@ class ClientFinding:
     statistics_layers: int = 0
     local_steps: int | None = None
     notes: tuple[str, ...] = ()
+    cut_short: bool = False
+    too_many_steps: str = ""
     reason: str = ""
     granted: tuple[str, ...] = ()
     sha256: str = ""  # of the file that held the update
@@ -67,7 +70,7 @@ class ClientFinding:
     @property
     def ran_out_of_time(self) -> bool:
         """Whether more time may tell more: nothing was found in it, or a search was cut short."""
-        return self.outcome == "out of time" or any(LEFT_UNTRIED in note for note in self.notes)
+        return self.outcome == "out of time" or self.cut_short
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> ClientFinding:
@@ -106,6 +109,8 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         num_examples=update.num_examples,
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,
+        cut_short=has(leak.notes, Code.CUT_SHORT),
+        too_many_steps=next((note for note in leak.notes if code_of(note) is Code.TOO_MANY_STEPS), ""),
         notes=(*update.notes, *leak.notes, *filter(None, [update.statistics.note])),
         reason=verdict.reason,
         granted=tuple(leak.knowledge.granted()),

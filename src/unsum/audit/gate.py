@@ -202,6 +202,15 @@ def check_level(level: float, option: str = "--fail-above") -> None:
         )
 
 
+def check_proof(level: float) -> None:
+    """Refuse a level that no ceiling can be below."""
+    if not 0 < level < 1:
+        raise UnsumError(
+            f"--prove-below takes a leakage from above 0 to below 1, not {level:g}: 0.2 proves that nobody reads a fifth of "
+            "what a guess without the update leaves open."
+        )
+
+
 def sentence(row: SampleRow) -> str:
     """What came back of one sample, for a line in a log."""
     if math.isnan(row.leakage):
@@ -236,7 +245,7 @@ def check_gate(
     if level is not None:
         check_level(level)
     if prove_below is not None:
-        check_level(prove_below, "--prove-below")
+        check_proof(prove_below)
     for file in (junit, sarif):
         if file is not None and file.is_dir():
             raise UnsumError(f"{str(file)!r} is a folder; name a file in it.")
@@ -252,9 +261,11 @@ def write_gate(audit: AuditResult, held: Gate, page: Path, *, junit: Path | None
 
 def render_junit(audit: AuditResult, gate: Gate) -> str:
     """The complete file. ElementTree escapes what XML can hold; what it cannot hold is replaced before."""
+    level = gate.prove_below
+    unproven = level is not None and not gate.proven(level)
     counts = {
-        "tests": str(len(gate.rows) + gate.fail_on_labels),
-        "failures": str(gate.count("above") + gate.by_labels),
+        "tests": str(len(gate.rows) + gate.fail_on_labels + (level is not None)),
+        "failures": str(gate.count("above") + gate.by_labels + unproven),
         "errors": str(gate.count("unknown")),
         "time": f"{audit.seconds:.3f}",
     }
@@ -287,6 +298,11 @@ def render_junit(audit: AuditResult, gate: Gate) -> str:
         case = SubElement(suite, "testcase", classname="unsum.audit", name="labels", time="0")
         if gate.by_labels:
             SubElement(case, "failure", type="labels", message="labels are given away").text = "; ".join(gate.besides)
+    if level is not None:
+        case = SubElement(suite, "testcase", classname="unsum.audit", name="ceiling", time="0")
+        if unproven:
+            message = f"not every ceiling is proven to be below {percent(level)}"
+            SubElement(case, "failure", type="ceiling", message=message).text = one_line(gate.reason)
     indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 

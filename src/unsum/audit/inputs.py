@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from unsum.audit.groups import ClientSamples, Loading
 from unsum.data import Batch, Source, class_names_of, client_batch, embedded_batch, open_data, own_sides, tags
 from unsum.data.arrays import open_arrays, some_of
 from unsum.data.classes import class_order, fitted, fitting_order
 from unsum.data.table_file import is_table
 from unsum.data.tables import ClientTable
 from unsum.data.texts import TextData
-from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.models.accepted_size import accepted_size
@@ -32,8 +30,6 @@ from unsum.update import Update
 # A sequence of mappings, one for each input, is what torchvision's detectors take for targets.
 Data = tuple[Tensor, Tensor] | tuple[Any, Any] | Batch | str | Path
 Known = tuple[Tensor, Tensor] | Batch | Source
-USUAL_BATCH = 8  # samples of a client, where nobody says otherwise
-USUAL_RATE = 0.01  # of a simulated local training whose learning rate is not said
 
 
 @dataclass(frozen=True)
@@ -43,24 +39,16 @@ class Inputs:
     model: nn.Module | str = DEFAULT_MODEL
     data: Data | TextData | None = None
     update: Update | Received | str | Path | None = None
-    weights: str | Path | None = None
-    classes: int | None = None
-    download: bool = False
-    batch: int | None = None
-    same_label: int = 0
-    seed: int = 0
-    image_size: int | None = None
-    classes_from: str | Path | None = None
-    fresh_head: bool = False
-    target: str | None = None
-    columns: str | Mapping[str, str] | None = None
+    loading: Loading = field(default_factory=Loading)
+    samples: ClientSamples = field(default_factory=ClientSamples)
     loss: str | Loss | None = None
+    seed: int = 0
 
     def simulated(self) -> tuple[LoadedModel, Batch]:
-        """The model with its name in reports, and the client's batch, of `USUAL_BATCH` samples unless told otherwise."""
+        """The model with its name in reports, and the client's batch, of as many samples as usual unless told otherwise."""
         if is_table(self.data):
             return self._table(Path(str(self.data)))
-        if self.target is not None or self.columns is not None:
+        if self.samples.target is not None or self.samples.columns is not None:
             raise UnsumError(
                 "--target and --columns describe a table; give one as --data, a .csv, .tsv or .parquet file."
             )
@@ -69,9 +57,13 @@ class Inputs:
         data = self._opened()
         if isinstance(data, tuple) and isinstance(data[1], Tensor):
             self._check_classes(data[1])
-        order = None if self.classes_from is None else class_order(Path(self.classes_from))
-        count = USUAL_BATCH if self.batch is None else self.batch
-        own = own_sides(data, count, same_label=self.same_label, seed=self.seed) if isinstance(data, Source) else []
+        order = None if self.loading.classes_from is None else class_order(Path(self.loading.classes_from))
+        count = self.samples.count
+        own = (
+            own_sides(data, count, same_label=self.samples.same_label, seed=self.seed)
+            if isinstance(data, Source)
+            else []
+        )
         if isinstance(self.model, str):
             loaded = self._named(self.model, data, order, own)
         elif data is None:
@@ -79,14 +71,16 @@ class Inputs:
                 "Give data=(images, targets) along with your own model; the embedded photos may not fit it."
             )
         else:
-            loaded = own_model(self.model, self.weights, self.image_size, own if isinstance(data, Source) else None)
+            loaded = own_model(
+                self.model, self.loading.weights, self.loading.image_size, own if isinstance(data, Source) else None
+            )
         side, made = loaded.image_size, find_head(loaded.model)[1].out_features
         if data is None:
             other = made if made < len(tags()) or loaded.trained_head else None
-            truth = embedded_batch(count, image_size=side, same_label=self.same_label, classes=other)
+            truth = embedded_batch(count, image_size=side, same_label=self.samples.same_label, classes=other)
         elif isinstance(data, Source):
             data = fitted(data, made, order, trained=loaded.trained_head)
-            truth = client_batch(data, count, image_size=side, same_label=self.same_label, seed=self.seed)
+            truth = client_batch(data, count, image_size=side, same_label=self.samples.same_label, seed=self.seed)
         else:
             truth = (
                 data if isinstance(data, Batch) else Batch(*data, [f"sample {i + 1}" for i in range(len(data[0]))], [])
@@ -104,11 +98,11 @@ class Inputs:
         if isinstance(self.model, str):
             loaded = self._named(self.model, data, None, [own[0]] if own else [])
         else:
-            loaded = own_model(self.model, self.weights, self.image_size)
+            loaded = own_model(self.model, self.loading.weights, self.loading.image_size)
         if isinstance(data, Source):
-            count = USUAL_BATCH if self.batch is None else self.batch
+            count = self.samples.count
             side = loaded.image_size or USUAL_SIZE
-            data = client_batch(data, count, image_size=side, same_label=self.same_label, seed=self.seed)
+            data = client_batch(data, count, image_size=side, same_label=self.samples.same_label, seed=self.seed)
         inputs, targets = (data.images, data.targets) if isinstance(data, Batch) else data
         return loaded, inputs, targets
 
@@ -119,7 +113,7 @@ class Inputs:
         arrays = open_arrays(Path(self.data)) if str(self.data).lower().endswith(".npz") else None
         if arrays is None:
             return open_data(self.data)
-        return some_of(arrays, USUAL_BATCH if self.batch is None else self.batch, self.seed)
+        return some_of(arrays, self.samples.count, self.seed)
 
     def _check_classes(self, targets: Tensor) -> None:
         if targets.ndim == 1 and targets.is_floating_point() and self.loss is None:
@@ -127,18 +121,18 @@ class Inputs:
 
     def _table(self, path: Path) -> tuple[LoadedModel, Batch]:
         """Rows of a table, and a network for them: with one output where binary cross-entropy tells two classes apart."""
-        table = ClientTable.open(path, self.target, self.columns)
+        table = ClientTable.open(path, self.samples.target, self.samples.columns)
         dense, coded = table.schema.shape, table.with_embeddings().schema.shape
         classes = len(table.schema.classes)
         if isinstance(self.model, str):
             outputs = 1 if self.loss == "bce" and classes == 2 else classes
-            model, name = table_network(self.model, dense, coded, outputs, seed=self.seed, weights=self.weights)
+            model, name = table_network(self.model, dense, coded, outputs, seed=self.seed, weights=self.loading.weights)
         else:
             model, name = self.model, type(self.model).__name__
         table = table.with_embeddings() if embeds(model) else table
         model.reads_table = True  # type: ignore[assignment] # travels with the model: its embeddings are no vocabulary
-        size = USUAL_BATCH if self.batch is None else self.batch
-        batch = table.batch(size, same_label=self.same_label, seed=self.seed)
+        size = self.samples.count
+        batch = table.batch(size, same_label=self.samples.same_label, seed=self.seed)
         if self.loss == "bce" and classes > 2:
             batch = replace(batch, targets=one_hot(batch.targets, classes).float())
         return LoadedModel(model, name, 0), batch
@@ -146,26 +140,27 @@ class Inputs:
     def captured(self) -> tuple[LoadedModel, Update]:
         """The model with its name in reports, and the update under the model's names."""
         update = Received(update=Path(self.update)) if isinstance(self.update, str | Path) else self.update
-        assert update is not None
+        if update is None:
+            raise UnsumError("There is no update to attack; give one (update=), or simulate a client's.")
         if not isinstance(self.model, str):
             read = update if isinstance(update, Update) else update.read(self.model)
-            return own_model(self.model, self.weights, self.image_size), read
+            return own_model(self.model, self.loading.weights, self.loading.image_size), read
         if isinstance(update, Received):
-            return update.open(self.model, classes=self.classes, **self._loading)
+            return update.open(self.model, classes=self.loading.classes, **self._loading)
         raise UnsumError("Give the model itself along with an Update, or the update's file along with a model's name.")
 
     def class_names(self, model: nn.Module) -> list[str]:
         """What `classes_from` calls the classes of the model's head; nothing where it was not given."""
-        if self.classes_from is None:
+        if self.loading.classes_from is None:
             return []
-        return fitting_order(class_order(Path(self.classes_from)), find_head(model)[1].out_features)
+        return fitting_order(class_order(Path(self.loading.classes_from)), find_head(model)[1].out_features)
 
     def _named(self, name: str, data: Known | None, order: list[str] | None, own: list[int]) -> LoadedModel:
         """With as many classes as asked for, or as the data have; the embedded photos go with fewer, too."""
         needed = len(order) if order is not None else _classes(data)
-        if data is not None and self.classes is not None and self.classes < needed:
-            raise UnsumError(f"The data have {needed} classes; a model of {self.classes} cannot learn them.")
-        fewer, classes = data is None and self.classes is None, self.classes or needed
+        if data is not None and self.loading.classes is not None and self.loading.classes < needed:
+            raise UnsumError(f"The data have {needed} classes; a model of {self.loading.classes} cannot learn them.")
+        fewer, classes = data is None and self.loading.classes is None, self.loading.classes or needed
         free = isinstance(data, tuple)  # arrays of the user's own, which need not be photos
         how: dict[str, Any] = {"likely_sizes": own, "fewer_will_do": fewer or free, "any_input": free}
         return load_model(name, classes=classes, **how, **self._loading)
@@ -173,19 +168,8 @@ class Inputs:
     @property
     def _loading(self) -> dict[str, Any]:
         """How a model is loaded by its name, whatever its classes."""
-        same = {name: getattr(self, name) for name in ("weights", "seed", "fresh_head", "download")}
-        return same | {"size": self.image_size}
-
-
-def simulated_training(
-    learning_rate: float | None, local_steps: int | None, epochs: int, momentum: float, weight_decay: float
-) -> LocalTraining | None:
-    """How the simulated client trains; None for one plain step, whose gradient is sent. By default, an epoch is one step."""
-    if (learning_rate, local_steps, epochs, momentum, weight_decay) == (None, None, 1, 0, 0):
-        return None
-    check_whole("The number of epochs", epochs)
-    rate = USUAL_RATE if learning_rate is None else learning_rate
-    return LocalTraining(rate, epochs if local_steps is None else local_steps, None, weight_decay, momentum, epochs)
+        same = {name: getattr(self.loading, name) for name in ("weights", "fresh_head", "download")}
+        return same | {"size": self.loading.image_size, "seed": self.seed}
 
 
 def own_model(

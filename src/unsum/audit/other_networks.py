@@ -113,7 +113,8 @@ def audit_other(
         if loss is None:
             raise UnsumError(
                 f"The loss {named.name!r} is known of classifiers with a linear head alone; give it as a function of the "
-                "model's output and the targets: unsum.audit(model, data, loss=function)."
+                "model's output and the targets: unsum.audit(model, data, "
+                "client=unsum.ClientTraining(loss=function))."
             )
     if isinstance(given, Tensor) and isinstance(targets, Tensor):
         given, targets = given.to(options.device or "cpu"), targets.to(options.device or "cpu")

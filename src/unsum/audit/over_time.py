@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unsum.attack.counts import TOO_MANY
 from unsum.audit.ceiling_words import SCATTER
 from unsum.audit.finding import ClientFinding
 from unsum.audit.leakage import DEFAULT_LEVEL
@@ -21,6 +20,7 @@ from unsum.audit.result import finite
 from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
 from unsum.audit.verdict import LEAKS, UNPROVEN, Level
 from unsum.audit.wording import percent
+from unsum.errors import needed
 from unsum.files.writing import write_text
 from unsum.leak import LabelCounts
 
@@ -52,8 +52,7 @@ class Audited:
     @property
     def why(self) -> str:
         """Why samples were not found: how few local steps would be read, where there are too many."""
-        steps = (note for note in self.finding.notes if self.counts is not None and TOO_MANY in note)
-        return next(steps, self.finding.reason)
+        return (self.counts is not None and self.finding.too_many_steps) or self.finding.reason
 
 
 @dataclass(frozen=True)
@@ -109,15 +108,16 @@ class RunAudit:
         said = []
         if exact:
             samples = sum(finding.distinct or 0 for finding in exact)
-            said.append(f"The attack vouches for {len(exact)} of them: {samples} distinct samples in all.")
+            distinct = "1 distinct sample" if samples == 1 else f"{samples} distinct samples"
+            said.append(f"The attack vouches for {len(exact)} of them: {distinct} in all.")
         if self.counted:
-            said.append(f"Labels were counted in {self.counted} updates whose samples could not be told apart.")
+            said.append(f"Labels were counted in {_updates(self.counted)} whose samples could not be told apart.")
         statistics = sum(finding.statistics_layers > 0 for finding in findings)
         if statistics:
-            said.append(f"{statistics} updates carry BatchNorm statistics of the client's own samples.")
+            said.append(f"BatchNorm statistics of the client's own samples are in {_updates(statistics)}.")
         unknown = sum(math.isnan(finding.leakage) for finding in findings)
         if unknown:
-            said.append(f"Of {unknown} updates it is not decidable whether samples leak, which is not safe.")
+            said.append(f"Of {_updates(unknown)} it is not decidable whether samples leak, which is not safe.")
         said += self.bounded
         failed = sum(finding.outcome == "failed" for finding in findings)
         return [*said, *([f"{failed} could not be audited; the table says why."] if failed else []), *self.gaps]
@@ -130,10 +130,9 @@ class RunAudit:
         found = (one.finding for one in self.audited if one.finding.read != FEATURES)
         above = sum(one.leakage > self.ceiling_at(one.round) + SCATTER for one in found)
         declared = f"Declared is {self.declared}; the ceiling holds if clients do that." if self.declared else ""
-        updates = "1 update" if above == 1 else f"{above} updates"
         more = (
-            f"In {updates} more was found than this ceiling, so that clients do not add the noise declared, or their data "
-            "differ from the data given."
+            f"In {_updates(above)} more was found than this ceiling, so that clients do not add the noise declared, or their "
+            "data differ from the data given."
         )
         said = [self.ceilings[-1].sentence, declared, more if above else ""]
         return [sentence for sentence in said if sentence]
@@ -185,6 +184,10 @@ class RunAudit:
             ),
         )
         return folder / "run.html"
+
+
+def _updates(count: int) -> str:
+    return "1 update" if count == 1 else f"{count} updates"
 
 
 def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -> dict[str, Any]:
@@ -243,8 +246,7 @@ def _path(points: list[tuple[int, float, float]]) -> str:
 
 def _bars(one: Audited) -> dict[str, Any]:
     """The counts of one client as bars, each with its interval."""
-    counts = one.counts
-    assert counts is not None
+    counts = needed(one.counts, "The count of labels")
     order = counts.counts.argsort(descending=True, stable=True).tolist()[:_CLASSES]
     chosen = sorted(order) if len(counts.counts) <= _CLASSES else order
     top = max(float(counts.high[chosen].max()), 1e-9)

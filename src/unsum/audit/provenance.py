@@ -17,6 +17,8 @@ from importlib.metadata import version
 import torch
 from torch import Tensor
 
+from unsum.ceiling.worst_case import DELTA as DELTA
+from unsum.ceiling.worst_case import WorstCase
 from unsum.client.step import Stage, ordered
 from unsum.data import Batch
 from unsum.defend import (
@@ -40,7 +42,6 @@ from unsum.defend import (
 from unsum.defend.platforms import FlowerLocalDP
 from unsum.version import __version__
 
-DELTA = 1e-5  # the chance that a promise of ε fails, as most of the literature takes it
 _LARGE = 10.0  # e^10 is 22,000: so much likelier may one sample make an answer
 CAPTURED = "Unknown: the update was captured elsewhere."
 _NOT_LARGER = (
@@ -230,16 +231,6 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
     >>> gaussian_epsilon(1.0, 1e-5)
     4.38
     """
-
-    def exceeded(epsilon: float) -> bool:
-        first, second = torch.special.log_ndtr(
-            torch.tensor([ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio], dtype=torch.float64)
-        ).tolist()
-        return math.exp(first) - math.exp(min(epsilon + second, 0.0)) > delta
-
-    low, high = 0.0, ratio**2 / 2 + ratio * math.sqrt(2 * math.log(1 / delta))
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if exceeded(middle) else (low, middle)
-    digits = 2 - math.floor(math.log10(high)) if high > 0 else 0
-    return round(math.ceil(high * 10**digits) / 10**digits, max(digits, 0))
+    least = WorstCase(ratio, "").epsilon(delta)
+    digits = 2 - math.floor(math.log10(least)) if least > 0 else 0
+    return round(math.ceil(least * 10**digits) / 10**digits, max(digits, 0))

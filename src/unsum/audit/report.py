@@ -19,22 +19,23 @@ from markupsafe import Markup, escape
 
 from unsum.audit import ceiling_words
 from unsum.audit.advice import advice
-from unsum.audit.gate import Gate, check_level
+from unsum.audit.gate import Gate, check_level, check_proof
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
 from unsum.audit.pictures import data_uri, is_picture, picture_grid
 from unsum.audit.result import AuditResult, SampleRow
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.sweep.plot import plot_side_by_side
+from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
 from unsum.cards import Card
 from unsum.cards import page as cards_of
 from unsum.ceiling.result import ASSUMED
-from unsum.deadline import LEFT_UNTRIED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
 from unsum.models.lpips import lpips_status
+from unsum.notes import Code, has
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -78,12 +79,12 @@ def unpictured(audit: AuditResult) -> str:
         return "The samples are no pictures; what came back of each is in the table below."
     if any(row.shares.sample >= DEFAULT_LEVEL for row in audit.rows):
         return "Pictures came back pixel by pixel; they are not drawn here, and what was read of each is in the table below."
-    if any(LEFT_UNTRIED in note for note in audit.leak.notes):
+    if has(audit.leak.notes, Code.CUT_SHORT):
         return (
             "Time was over before the attack had drawn pictures; a larger --time-limit lets it go on. What it did recover is in "
             "the table below."
         )
-    if audit.truth is None and not any("train-inverse" in note for note in audit.leak.notes):
+    if audit.truth is None and not has(audit.leak.notes, Code.NEEDS_INVERSE):
         return "The attack made no pictures. What it did recover is in the table below."
     return (
         "No inverse fits this model, so the attack ends with features and makes no pictures. What it did recover is in the table "
@@ -170,7 +171,7 @@ class Audit(AuditResult):
         check_level(level)
         whole = SampleRow("the whole update", None, None, Shares(), None, None, None)  # silence is no evidence
         if prove_below is not None:
-            check_level(prove_below, "--prove-below")
+            check_proof(prove_below)
         why = self.verdict.reason or self.undecided or UNVOUCHED
         proof: dict[str, Any] = {"bound": self.bound, "prove_below": prove_below}
         headline = self.verdict.headline if self.verdict.level == "labels" else ""
@@ -304,6 +305,7 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(audit),
         "comparison": audit.comparison,
+        "strengths": DEFAULT_RANGE,
         "keep_under": DEFAULT_LEVEL,
         "assumed": ASSUMED,
         "meaning": BLURRED,

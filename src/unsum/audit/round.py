@@ -44,6 +44,7 @@ from unsum.level import DEFAULT_LEVEL
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
+from unsum.notes import Code, Note
 from unsum.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
 from unsum.score.labels import LabelsRead
@@ -51,8 +52,6 @@ from unsum.score.occurred import RowsNamed, rows_named
 from unsum.score.reference import public_inputs
 from unsum.score.samples import label_scores
 from unsum.update import Update
-
-HEADLESS = "the network has no linear head to start from"  # begins the reason why nothing is decided
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,8 @@ def _with_matching(case: ClientCase, sent: Sent, compared: Compared, progress: P
     """The same after a search for small pictures, whose answer is the one given where it is above the level."""
     leak, options = compared.leak, case.options.of_batch(len(sent.images))
     with in_mode(case.model, case.train):
-        more = match_as_last_resort(case.model, sent.update, leak, options, tuple(sent.images.shape[1:]), progress)
+        shape, granted = tuple(sent.images.shape[1:]), None if options.other_loss else sent.targets
+        more = match_as_last_resort(case.model, sent.update, leak, options, shape, progress, granted=granted)
     if not more:
         return compared
     tried = [*leak.tried, *more]
@@ -220,11 +220,11 @@ def without_head(model: nn.Module) -> str:
     try:
         find_head(model)
     except NoHeadError as reason:
-        why = str(reason).partition(": ")[2].partition("; ")[0]
-        return (
-            f"{HEADLESS} ({why}). Attacks on such networks are not complete: treat "
-            "its updates as the samples themselves, and protect them by noise with a proven bound (dp) or by secure "
-            "aggregation"
+        return Note(
+            f"the network has no linear head to start from ({reason.why}). Attacks on such networks "
+            "are not complete: treat its updates as the samples themselves, and protect them by noise "
+            "with a proven bound (dp) or by secure aggregation",
+            Code.NO_HEAD,
         )
     return ""
 
@@ -290,7 +290,9 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
 def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:
     """How many of the true labels one attack found, as a multiset."""
     classes = find_head(sent.model)[1].out_features
-    found = torch.zeros(0, classes, dtype=torch.float64) if attempt.leak is None else attempt.leak.targets
+    none = torch.zeros(0, classes, dtype=torch.float64)
+    granted = attempt.leak is None or attempt.leak.knowledge.labels is not None  # and were not read
+    found = none if granted or attempt.leak is None else attempt.leak.targets
     if attempt.labels is not None:
         found = torch.nn.functional.one_hot(attempt.labels.cpu(), classes).double()
     true = target_rows(sent.targets.cpu(), classes).double()

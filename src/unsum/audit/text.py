@@ -71,9 +71,9 @@ def is_text(model: nn.Module | str) -> bool:
 def text_inputs(given: Inputs) -> TextInputs:
     """The model and the client's sequences."""
     if isinstance(given.model, str):
-        loaded = load_model(given.model, classes=1, seed=given.seed, weights=given.weights)
+        loaded = load_model(given.model, classes=1, seed=given.seed, weights=given.loading.weights)
     else:
-        loaded = own_model(given.model, given.weights)
+        loaded = own_model(given.model, given.loading.weights)
         if given.data is None:
             raise UnsumError("Give data=tokens, (n, L) token numbers, along with your own language model.")
     data: Any = given.data[0] if isinstance(given.data, tuple) else given.data
@@ -84,7 +84,7 @@ def text_inputs(given: Inputs) -> TextInputs:
     batch = text_batch(
         data,
         tokenizer,
-        count=given.batch,
+        count=given.samples.batch,
         vocabulary=vocabulary_of(network),
         longest=longest_text(network),
         seed=given.seed,
@@ -132,9 +132,9 @@ def audit_text(
     network, batch = inputs.loaded.model.to(options.device), inputs.batch
     progress.say("The client computes its update")
     torch.manual_seed(options.seed)
-    tokens, labels, mask, segments = (None if part is None else part.to(options.device) for part in inputs.step)
-    assert tokens is not None
-    assert labels is not None
+    step = inputs.step
+    tokens, labels = step.tokens.to(options.device), step.labels.to(options.device)
+    mask, segments = (None if part is None else part.to(options.device) for part in (step.mask, step.segments))
     update = capture_text(network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain)
     samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):

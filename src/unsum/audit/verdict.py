@@ -26,6 +26,7 @@ from unsum.audit.wording import error, percent
 from unsum.ceiling.result import Ceiling
 from unsum.data import Batch
 from unsum.leak import Leak
+from unsum.notes import Code, Note, code_of
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed
@@ -80,9 +81,16 @@ class Verdict:
     @classmethod
     def undecided(cls, reason: str, details: Sequence[str] = ()) -> Verdict:
         """Nobody can tell, and why."""
-        said = reason[:1].lower() + reason[1:].rstrip(".")
+        said, code = reason[:1].lower() + reason[1:].rstrip("."), code_of(reason)
+        if code is Code.CUT_SHORT:  # what was left out is a list, and no headline
+            first, _, untried = said.partition("; ")
+            details = [*([f"{untried[:1].upper()}{untried[1:]}."] if untried else []), *details]
+            return cls(
+                "open", math.nan, f"Not decidable: {first} before the attacks had ended.", details, Note(said, code)
+            )
         first, more = _SENTENCES.fullmatch(f"{said}.").groups()  # type: ignore[union-attr] # which any text matches
-        return cls("open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], said)
+        kept = said if code is None else Note(said, code)
+        return cls("open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], kept)
 
     @property
     def state(self) -> State:

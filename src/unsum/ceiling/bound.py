@@ -88,12 +88,11 @@ class Distances:
         the highest ceiling is, and which sample that is does not depend on the draws.
         """
         secret, doubt, size = self.secrets[i], 1 - CONFIDENCE, len(self.secrets)
-        separations, a2 = self.found[i], secret.amplitude**2
+        separations = self.found[i]
         guesses = [2 * one.guess(noise) - 1 for one in separations]
-        values = [1 - a2 * (1 - one.known(noise)) for one in separations]
-        values = guesses if secret.discrete else values
+        values = [one.share(noise, secret.amplitude) for one in separations]
         if secret.exhaustive and values:
-            mean = math.fsum(values) / len(values)
+            mean = float(np.average(values, weights=secret.weights))
             guess = _chance(math.fsum(guesses) / len(guesses))
             return Bracket(mean, mean, guess, len(values), mean)
         half = doubt if size == 1 else doubt / 2
@@ -135,7 +134,7 @@ class Distances:
             if not isinstance(secret, Presence):
                 raise
             return Separation(0.0, bare=True)  # without the sample nothing can be trained or sent
-        found = separated(one, other, by_size=self.by_size)
+        found = replace(separated(one, other, by_size=self.by_size), discrete=pair.discrete)
         if self.cloud is None or found.bare:
             return found
         along = self.cloud.along(difference(one, other))

@@ -166,9 +166,19 @@ class OwnClient:
 
 def separated(one: Played, other: Played, *, by_size: bool = False) -> Separation:
     """How far apart two worlds' updates lie. Names that only one of them sends give it away."""
-    bare, noisy = _differences(one.bare, other.bare), _differences(one.noisy, other.noisy)
-    seen = bare is None or any(bool((d != 0).any()) for d in bare)  # NaN is not 0
-    return Separation.of(noisy or [], by_size=by_size, bare=seen or noisy is None)
+    noisy = _differences(one.noisy, other.noisy)
+    bare = noisy is None or not _same_bits(one.bare, other.bare)
+    found = Separation.of(noisy or [], by_size=by_size, bare=bare)
+    return found if _same_bits(one.noisy, other.noisy) else found.of_other_bits()
+
+
+def _same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """A zero with a sign is not one without, and NaN is taken not to be NaN."""
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
+
+    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
 
 
 def difference(one: Played, other: Played) -> dict[str, Tensor]:

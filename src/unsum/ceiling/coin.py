@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -43,13 +43,15 @@ class Separation:
     `squared` is ‖δ‖². `counts` is how many entries differ by each size, in bins of an eighth of an
     octave, upper ends counted; it is kept only where Laplace noise asks for it. `bare` says that
     a part of what is sent carries no noise and differs. `hidden` (2, r) is of other clients' sum:
-    what of ‖δ‖² lies along each of its directions, and its variance there.
+    what of ‖δ‖² lies along each of its directions, and its variance there. `discrete`: what the
+    worlds differ in is right or wrong.
     """
 
     squared: float
     bare: bool = False
     counts: NDArray[np.int64] | None = None
     hidden: NDArray[np.float64] | None = None
+    discrete: bool = False
 
     @classmethod
     def of(
@@ -58,24 +60,39 @@ class Separation:
         squared = math.fsum(float(d.double().square().sum()) for d in differences)
         if not math.isfinite(squared):  # no noise hides an overflow
             return cls(0.0, True, _histogram([]) if by_size else None)
-        return cls(squared, bare, _histogram(differences) if by_size else None)
+        found = cls(squared, bare, _histogram(differences) if by_size else None)
+        underflow = not squared and any(bool(difference.any()) for difference in differences)
+        return found.of_other_bits() if underflow else found
+
+    def of_other_bits(self) -> Separation:
+        """The same of updates that are not equal, though by no more than the sign of a zero."""
+        return replace(self, squared=max(self.squared, math.ulp(0.0)))
 
     def __add__(self, other: Separation) -> Separation:
         """Of two updates together, each with noise of its own; other clients are granted."""
         counts = None if self.counts is None or other.counts is None else self.counts + other.counts
-        return Separation(self.squared + other.squared, self.bare or other.bare, counts)
+        squared, bare = self.squared + other.squared, self.bare or other.bare
+        return Separation(squared, bare, counts, discrete=self.discrete)
 
     def repeated(self, times: int) -> Separation:
         """Of so many updates that lie as far apart as this one; other clients are granted."""
         if times == 1:
             return self
         counts = None if self.counts is None else self.counts * times
-        return Separation(self.squared * times, self.bare, counts)
+        return Separation(self.squared * times, self.bare, counts, discrete=self.discrete)
 
     @property
     def same(self) -> bool:
         """Whether both worlds send the same bits."""
         return self.squared == 0 and not self.bare
+
+    def share(self, noise: AddedNoise | None, amplitude: float = 1.0) -> float:
+        """What anyone reads of the secret beyond a guess, from 0 to 1: of its variance, of which
+        1 − amplitude² is granted; or how much more often than every other time it is named.
+        """
+        if self.discrete:
+            return 2 * self.guess(noise) - 1
+        return 1 - amplitude**2 * (1 - self.known(noise))
 
     def known(self, noise: AddedNoise | None) -> float:
         """The largest share of the bit's variance that anyone can explain, from 0 to 1."""

@@ -35,7 +35,7 @@ class Spectrum:
 
 
 # Least squares over log variances, each frequency weighted by 1/k, of the central squares of 1 500
-# photos of ImageNet's validation set at 64² (benchmarks/photo_spectrum.py).
+# photos of ImageNet's validation set at 64² (photo_spectrum.py of commit d5b3ef72).
 SPECTRA = (
     Spectrum(0.05212, 1.53, 1.26, 0.0472),
     Spectrum(0.01059, 2.35, 1.49, 0.00754),

@@ -23,24 +23,24 @@ from unsum.ceiling.result import BARE, BARE_SUM, UNNOISED, Ceiling, Unit, of_lim
 from unsum.ceiling.secret import (
     AnyOf,
     Cells,
+    Components,
     Entries,
     Label,
-    PhotoComponents,
     Presence,
     Secret,
     Tokens,
 )
 from unsum.ceiling.worst_case import WorstCase, worst_case
-from unsum.client.step import AnyDefense
+from unsum.client.step import AnyDefense, InsideClient
 from unsum.data.table_schema import TableSchema
 from unsum.defend.added import AddedNoise, split_at_noise
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
+from unsum.score.reference import diverse_samples, guess, public_picture
 
 PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 8 or 9 %
 MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 2 or 3 %
-_TOLERANCE = 0.01  # of the range from 0 to 1, by which pixels may leave it
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
 
 
@@ -49,8 +49,8 @@ class Simulation:
     """A client whose samples are bounded; inputs and targets have one row a sample.
 
     `spread` is the deviation that an attacker gives an entry before it sees the update, a number or
-    a tensor like one sample. By default photos have a photo's spectrum, columns of a table are as
-    likely as each other, and other entries have their own deviation over the batch.
+    a tensor like one sample. By default it is each sample's own distance from what an attacker
+    guesses without the update, so that limits are in the unit of the leakage.
     """
 
     model: nn.Module
@@ -72,6 +72,15 @@ class Simulation:
             raise UnsumError(
                 f"A batch needs as many targets as inputs; found {len(self.inputs)} inputs and "
                 f"{len(self.targets)} targets."
+            )
+        if self.inputs.is_floating_point() and not bool(self.inputs.isfinite().all()):
+            raise UnsumError(
+                "Inputs hold NaN or infinity; leave these samples out or fill them in."
+            )
+        if self.buffers and self.training is not None and self.training.several_steps:
+            raise UnsumError(
+                "A client of several local steps is played without its buffers; leave buffers out, "
+                "or give the client (client=), which returns them as Played(noisy, bare)."
             )
 
     @cached_property
@@ -107,11 +116,14 @@ class Simulation:
             return [Tokens(world, i, likeliest, places[i]) for i in samples]
         if self.spread is not None:
             return [Entries(world, i, self._declared_spread) for i in samples]
+        if not self.inputs.is_floating_point():
+            raise UnsumError(
+                "Inputs that are whole numbers cannot move up or down; give floats, or a language "
+                "model that reads them."
+            )
         if self.schema is not None:
-            return [Cells(world, i, self.schema) for i in samples]
-        if self._photos:
-            return [PhotoComponents(world, i, scale=self._scale) for i in samples]
-        return [Entries(world, i, self._own_spread) for i in samples]
+            return [Cells(world, i, self.schema, self._guess[i]) for i in samples]
+        return [Components(world, i, self._guess[i], self._photos) for i in samples]
 
     def labels(self) -> list[Secret] | None:
         """One for every sample, or None where targets are no classes."""
@@ -154,23 +166,15 @@ class Simulation:
         pictures = self.inputs.ndim == 4 and shape[1] in (1, 3) and min(shape[2:]) >= _SMALLEST
         return pictures and self.inputs.is_floating_point() and self.spread is None
 
-    @property
-    def _scale(self) -> float:
-        """1 for pixels from 0 to 1; else what makes the spectrum as wide as the batch's pixels."""
-        low, high = float(self.inputs.min()), float(self.inputs.max())
-        if low >= -_TOLERANCE and high <= 1 + _TOLERANCE:
-            return 1.0
-        own = float(self.inputs.double().var(unbiased=False))
-        return math.sqrt(own / float(photo_spread(self.inputs.shape[1:]).square().mean()))
+    @cached_property
+    def _guess(self) -> Tensor:
+        """(B, n) the zero of the scale of leakage: what an attacker answers without the update."""
+        public = public_picture(self.inputs)
+        return guess(self.inputs, public, diverse_samples(self.inputs, public))
 
     @property
     def _own_spread(self) -> Tensor:
         """Over the batch, entry by entry; that of all entries where one is the same everywhere."""
-        if not self.inputs.is_floating_point():
-            raise UnsumError(
-                "Inputs that are whole numbers cannot move up or down; give floats, or a language "
-                "model that reads them."
-            )
         rows = self.inputs.double()
         whole = rows.std(unbiased=False).clamp_min(1e-12)
         own = rows.std(0, unbiased=False) if len(rows) > 1 else torch.zeros_like(rows[0])
@@ -219,7 +223,7 @@ class Prover:
     effort: Effort = field(default_factory=Effort)
     client: Client | None = None
     others: World | None = None
-    _measured: dict[tuple[str, bool], _Measured] = field(default_factory=dict)
+    _measured: list[tuple[Sequence[AnyDefense], bool, _Measured]] = field(default_factory=list)
 
     def __call__(self, defenses: Sequence[AnyDefense] = ()) -> Ceiling:
         start = time.perf_counter()
@@ -236,6 +240,10 @@ class Prover:
         found, bare = measured.samples, _bare(measured.samples, seen)
         # First, because they are few: a pair for each sample, where its components take tens.
         guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
+        if "present" in guesses and split_at_noise(defenses, size - 1)[1] != noise:
+            guesses["present"] = torch.ones_like(
+                guesses["present"]
+            )  # how loud it is shows who is there
         if not bare:
             effort, decided = self.effort, self.effort.decided
             ends = None if decided is None else _with_cap(decided, worst)
@@ -276,27 +284,45 @@ class Prover:
         )
 
     def _distances(self, played: Sequence[AnyDefense], *, by_size: bool) -> _Measured:
-        key = repr(list(played)), by_size
-        if key not in self._measured:
-            case = self.case
-            own = None if self.client is None else OwnClient(self.client, played, case.seed)
-            sender = own or case.client(played)
-            secrets = case.secrets()
-            secrets = [AnyOf(secrets)] if self.effort.together else secrets
-            samples = Distances(sender, case.world, secrets, by_size, case.seed)
-            if self._clouded(by_size):
-                assert self.others is not None
-                cloud = cloud_of(sender, self.others, len(case.inputs), seed=case.seed)
-                samples = replace(samples, cloud=cloud, others=self.observer.clients - 1)
-            others: dict[str, Distances] = {}
-            if self.effort.labels and (labels := case.labels()) is not None:
-                others["labels"] = samples.of_others(labels)
-            if self.effort.presence and len(case.inputs) > 1:
-                others["present"] = samples.of_others(
-                    [Presence(case.world, i) for i in range(len(case.inputs))]
-                )
-            self._measured[key] = _Measured(samples, others)
-        return self._measured[key]
+        for before, sizes, measured in self._measured:
+            if sizes == by_size and _do_the_same(before, played):
+                return measured
+        case = self.case
+        own = None if self.client is None else OwnClient(self.client, played, case.seed)
+        sender = own or case.client(played)
+        secrets = case.secrets()
+        secrets = [AnyOf(secrets)] if self.effort.together else secrets
+        samples = Distances(sender, case.world, secrets, by_size, case.seed)
+        if self._clouded(by_size):
+            assert self.others is not None
+            cloud = cloud_of(sender, self.others, len(case.inputs), seed=case.seed)
+            samples = replace(samples, cloud=cloud, others=self.observer.clients - 1)
+        others: dict[str, Distances] = {}
+        if self.effort.labels and (labels := case.labels()) is not None:
+            others["labels"] = samples.of_others(labels)
+        if self.effort.presence and len(case.inputs) > 1:
+            others["present"] = samples.of_others(
+                [Presence(case.world, i) for i in range(len(case.inputs))]
+            )
+        measured = _Measured(samples, others)
+        self._measured.append((played, by_size, measured))
+        return measured
+
+
+def _do_the_same(one: Sequence[AnyDefense], other: Sequence[AnyDefense]) -> bool:
+    """Whether two chains of defenses are equal; functions and what holds tensors only if they are
+    the very same."""
+
+    def plain(part: AnyDefense) -> bool:
+        return isinstance(part, InsideClient) and all(
+            isinstance(value, int | float | str | None) for value in vars(part).values()
+        )
+
+    def same(a: AnyDefense, b: AnyDefense) -> bool:
+        equal = type(a) is type(b) and plain(a) and plain(b)
+        return a is b or (equal and vars(a) == vars(b))
+
+    return len(one) == len(other) and all(map(same, one, other))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,10 @@ from unsum.network.loss_function import LossFunction
 from unsum.network.passes import main_tensor
 from unsum.update import Update
 
-_GIVE = "give the loss as a function of the model's output and the targets: unsum.audit(model, data, loss=function)"
+_GIVE = (
+    "give the loss as a function of the model's output and the targets: "
+    "unsum.audit(model, data, client=unsum.ClientTraining(loss=function))"
+)
 
 
 def capture_any(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None, *, train: bool) -> Update:

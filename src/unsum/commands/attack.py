@@ -27,7 +27,9 @@ def command(
     captured: options.Captured,
     asked: options.ChosenAttack,
     previous: options.PreviousOption = None,
-    batch_size: Annotated[int | None, Option(help="Grant the attacker the batch size.")] = None,
+    batch: Annotated[
+        int | None, Option(help="How many samples the client has, granted to the attacker.", show_default="found")
+    ] = None,
     time_limit: options.TimeLimitOption = None,
     eval_mode: Annotated[bool, Option("--eval-mode", help="The client's BatchNorm used running statistics.")] = False,
     out: Annotated[Path, Option(help="Folder for leak.safetensors, leak.json and pictures.")] = Path("unsum-leak"),
@@ -48,9 +50,11 @@ def command(
         from unsum.models.received import Received
     known = {name: value for name, value in vars(asked).items() if name != "attack"}
     limit = options.seconds(time_limit)
-    wanted = AttackOptions(asked.attack, **known, batch_size=batch_size, time_limit=limit, seed=seed)
+    wanted = AttackOptions(asked.attack, **known, batch_size=batch, time_limit=limit, seed=seed)
     wanted.check()
-    inputs = Inputs(update=Received(**vars(captured), previous=previous), seed=seed, **vars(named))
+    inputs = Inputs(
+        update=Received(**vars(captured), previous=previous), seed=seed, model=named.model, loading=named.loading
+    )
     chosen = options.usable_device(device)
     with stages(wanted.steps) as shown, interruptible():
         shown.say("Loading the model and the update")

@@ -149,24 +149,29 @@ def command(
     if processes is not None or ray is not None:
         raise UnsumError("--processes and --ray are for many updates; add --updates FOLDER/, or leave them out.")
     received = captured.received()
-    if sweep and server is not None:
-        raise UnsumError("A sweep is of honest servers; leave out --server, or leave out --sweep.")
     if sweep and received is not None:
         raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
-    if sweep and buffers:
-        raise UnsumError("A sweep is of gradients; leave out --buffers, or leave out --sweep.")
     if not sweep and (keep_under is not None or utility_data is not None or no_utility):
         raise UnsumError(
-            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-5..1e-1."
+            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-3..10."
         )
+    trained = captured.simulated() if received is None else {}
     shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
-        **vars(named) | vars(given) | vars(chosen),
-        "batch": batch,
+        "model": named.model,
+        "data": given.data,
+        "loading": named.loading,
+        "samples": given.samples(batch),
+        "client": unsum.ClientTraining(not eval_mode, buffers, chosen.loss, **trained),
+        "attacker": unsum.Attacker(
+            chosen.attack,
+            chosen.label_rule,
+            chosen.refine,  # type: ignore[arg-type] # refused there, if it is no mode
+            batch_size_known,
+            inverse=chosen.inverse,
+            server=server,
+        ),
+        "limits": unsum.AuditLimits(limit, compare, ceiling, prove_below),
         "defenses": [parse_defense(text) for text in defense or []],
-        "batch_size_known": batch_size_known,
-        "train": not eval_mode,
-        "time_limit": limit,
-        **(captured.simulated() if received is None else {}),
         "device": options.usable_device(device),
         "seed": seed,
         "command": shlex.join(["unsum", *sys.argv[1:]]),
@@ -190,9 +195,7 @@ def command(
             show_sweep(swept, page)
         return
     with stages(AttackOptions(chosen.attack).steps) as shown, interruptible():
-        asked: dict[str, Any] = {"update": received, "server": server, "compare": compare, "buffers": buffers}
-        asked |= {"prove_below": prove_below, "ceiling": ceiling}
-        result = unsum.audit(**shared, **asked, progress=shown)
+        result = unsum.audit(**shared, update=received, progress=shown)
         shown.say("Writing the report")
         page = _written(result, out, force)
     level = DEFAULT_LEVEL if fail_above is None else fail_above

@@ -20,7 +20,7 @@ from rich.text import Text
 from unsum.commands import options
 from unsum.commands.stages import OUT, stages
 from unsum.deadline import interruptible
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 
 if TYPE_CHECKING:
     from unsum.audit.many import Findings
@@ -112,14 +112,8 @@ def _stand_in(
     from unsum.local_training import LocalTraining
 
     given, batch, chain = declared
-    told: dict[str, Any] = {
-        "data": given.data,
-        "target": given.target,
-        "columns": given.columns,
-        "same_label": given.same_label,
-        "batch": batch,
-    }
-    own = Inputs(seed=how["seed"], **vars(named), **told).simulated()[1]
+    place: dict[str, Any] = {"loading": named.loading, "samples": given.samples(batch), "seed": how["seed"]}
+    own = Inputs(named.model, given.data, **place).simulated()[1]
     training = LocalTraining(
         captured.learning_rate, captured.steps, None, captured.weight_decay, captured.momentum, captured.epochs
     )
@@ -180,11 +174,10 @@ def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> Load
     refused: UnsumError | None = None
     for update in updates:
         try:
-            return Inputs(update=update, seed=seed, **vars(named)).captured()[0]
+            return Inputs(named.model, update=update, loading=named.loading, seed=seed).captured()[0]
         except UnsumError as error:
             refused = refused or error
-    assert refused is not None
-    raise refused
+    raise needed(refused, "An update")
 
 
 def _show(findings: Findings, model: str) -> None:

@@ -22,6 +22,7 @@ from unsum.audit.table_rows import TableRows
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands.stages import OUT
 from unsum.knowledge import CHANGES_MODEL
+from unsum.level import DEFAULT_LEVEL
 
 _COLUMNS = 6  # of a table's rows, that fit a terminal
 
@@ -40,7 +41,8 @@ def show(result: Audit, page: Path) -> None:
     show_tried(result.tried)
     if result.comparison.points:
         OUT.print(_comparison_table(result.comparison))
-        OUT.print(result.comparison.answer)
+        for sentence in result.comparison.answers:
+            OUT.print(f"• {plain(sentence)}", markup=False)
     OUT.print(verdict.headline, style=COLORS[verdict.level])
     if verdict.alarm:
         OUT.print(verdict.alarm, style="bold red")
@@ -96,17 +98,14 @@ def _sample_table(result: Audit) -> Table:
     if result.texts is not None:
         return _text_table(result)
     table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
-    first = _called(result)
-    label, found = ("label", "recovered label") if result.labeled else ("target", "target found")
-    for heading in (first, label, found) if compared else ("sample", found):
+    label = "label" if result.labeled else "target"
+    for heading in (_called(result), label) if compared else ("sample", f"{label} found"):
         table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
     split = any(row.shares.read == "features" for row in result.rows)
     figures = [
-        "found",
-        *([f"of the {result.sizes.noun}"] if split else []),
+        *(["features", result.sizes.noun] if split else ["found"]),
         "ceiling",
-        "feature error",
-        *(["PSNR (dB)", "SSIM"] if pictures else []),
+        *(["PSNR (dB)", "SSIM"] if pictures else ["feature error"]),
     ]
     for heading in figures if compared else ("leakage, certified",):
         table.add_column(heading, justify="right")
@@ -168,12 +167,13 @@ def show_tried(tried: list[Tried]) -> None:
 def _comparison_table(comparison: Comparison) -> Table:
     table = Table(title="The same round under other defenses", title_justify="left")
     table.add_column("defense", no_wrap=True)
-    for heading in ("largest found", "ceiling", "mean found", "labels", "accuracy"):
+    for heading in ("found", "ceiling", "labels", "accuracy"):
         table.add_column(heading, justify="right")
+    table.add_column("verdict", no_wrap=True)
     for i, point in enumerate(comparison.points):
-        labels = "–" if point.refused else f"{point.labels_right}/{len(point.samples)}"
+        labels = point.labels_named.replace(" of ", "/")
         accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
-        figures = percent(point.worst), ceiling_of(point), percent(point.mean), labels, accuracy
+        figures = percent(point.worst), ceiling_of(point), labels, accuracy, point.verdict(DEFAULT_LEVEL)
         table.add_row(Text(comparison.label(i)), *figures)
     return table
 
@@ -184,14 +184,19 @@ def _cells(row: SampleRow, pictures: bool, *, split: bool) -> list[str | Text]:
         return [Text(row.title), Text(found), row.leaked if row.leakage == row.leakage else percent(row.leakage)]
     return [
         Text(row.title),
-        Text(row.label or ""),
-        Text(found, style="green" if row.label_correct else "" if math.isnan(row.score.label_correct) else "red"),
+        _label(row, found, row.score.label_correct),
         percent(row.leakage),
         *([percent(row.shares.sample)] if split else []),
         percent(row.ceiling),
-        error(row.score.feature_error),
-        *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else []),
+        *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else [error(row.score.feature_error)]),
     ]
+
+
+def _label(row: SampleRow, found: str, correct: float) -> Text:
+    """The true label in green where it was read; else what was taken for it stands behind it."""
+    if row.label_correct:
+        return Text(f"{row.label} ✓", style="green")
+    return Text(f"{row.label} → {found}", style="" if math.isnan(correct) else "red")
 
 
 def show_sweep(sweep: SweepResult, page: Path) -> None:
@@ -244,7 +249,7 @@ def _sweep_cells(sweep: SweepResult, point: Point, name: str) -> list[str]:
         ceiling_of(point),
         percent(point.mean),
         f"{point.over(sweep.keep_under)}/{total}",
-        f"{point.labels_right}/{total}",
+        point.labels_named.replace(" of ", "/"),
         "–" if math.isnan(point.psnr) else f"{point.psnr:.1f}",
         accuracy,
     ]

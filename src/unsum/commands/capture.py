@@ -46,7 +46,7 @@ def command(
     chosen = options.usable_device(device)
     with stages() as shown:
         shown.say("Loading the model and the client's samples")
-        inputs = Inputs(batch=batch, seed=seed, **vars(named) | vars(given))
+        inputs = Inputs(named.model, given.data, loading=named.loading, samples=given.samples(batch), seed=seed)
         text = is_text(named.model)
         if text:
             read = text_inputs(inputs)

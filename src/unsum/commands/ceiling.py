@@ -138,12 +138,15 @@ def _after_each(
     """The ceiling after the last of the stored rounds, and the largest one after each."""
     import copy
 
+    import unsum
     from unsum.audit.ceilings import over_rounds
     from unsum.audit.inputs import Inputs
     from unsum.integrations.rounds import fill
     from unsum.integrations.stored import sent_weights
 
-    loaded, own = Inputs(model=model, data=data, seed=how["seed"], **where).simulated()
+    loading = unsum.Loading(where["weights"], image_size=where["image_size"])
+    samples = unsum.ClientSamples(where["batch"], target=where["target"], columns=where["columns"])
+    loaded, own = Inputs(model, data, loading=loading, samples=samples, seed=how["seed"]).simulated()
     sent = list(sent_weights(folder))
     if not sent:
         raise UnsumError(f"{str(folder)!r} holds no round whose weights were stored; give what StoreUpdates wrote.")

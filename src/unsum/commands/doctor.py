@@ -44,14 +44,15 @@ def command(
     Exit code 2 if something will not work, 1 if the model looks as if its server had prepared it to leak.
     """
     with loading():
+        import unsum
         from unsum.doctor import doctor
     findings = doctor(
-        data=data,
+        named.model,
+        data,
         update=captured.received(),
-        **vars(named),
+        loading=named.loading,
+        samples=unsum.ClientSamples(batch, same_label),
         inverse=inverse,
-        batch=batch,
-        same_label=same_label,
         train=not eval_mode,
         device=options.usable_device(device),
         seed=seed,

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from unsum.commands import app as live_page
-from unsum.commands import attack, audit, bench, capture, ceiling, doctor, faults, train_inverse
+from unsum.commands import attack, audit, capture, ceiling, doctor, faults, installed, train_inverse
 from unsum.commands.help import ABOUT
 from unsum.commands.listing import FAMILIES, show
 from unsum.commands.shape import Command
@@ -32,7 +32,8 @@ app = typer.Typer(
 
 def _list(
     family: Annotated[
-        str | None, typer.Argument(help=f"Of this family, what each does and needs: {', '.join(FAMILIES)}.")
+        str | None,
+        typer.Argument(help=f"What each does and needs: of a method, or of a family ({', '.join(FAMILIES)})."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -74,8 +75,10 @@ def _options(
 
 for name, command in COMMANDS.items():
     app.command(name, cls=Command)(command)
-app.add_typer(bench.app, name="bench")
-for info in (*app.registered_commands, *bench.app.registered_commands):
+_GROUPS = installed.groups()
+for name, group in _GROUPS.items():
+    app.add_typer(group, name=name)
+for info in (*app.registered_commands, *(one for group in _GROUPS.values() for one in group.registered_commands)):
     info.epilog = f"{_VERBOSE} shows the traceback of an error."
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from unsum.commands.stages import OUT, loading, say
 from unsum.errors import check_name
-from unsum.registry import PROBLEMS, Registry
+from unsum.registry import COMMANDS, PROBLEMS, Registry
 
 Listed = dict[str, list[dict[str, str]]]
 _HEADINGS = {
@@ -36,10 +36,8 @@ FAMILIES = {
 
 
 def show(as_json: bool, family: str | None = None) -> None:
-    """Every family with the names in it; of one family what each does and needs. As JSON, all of it."""
-    if family is not None:
-        check_name("family", family, FAMILIES)
-    plugins = any(group.startswith("unsum.") for group in entry_points().groups)
+    """Every family with the names in it; of one family, or one name, what each does and needs. As JSON, all of it."""
+    plugins = any(group.startswith("unsum.") for group in entry_points().groups - {COMMANDS})
     if plugins:
         with loading():
             listed = listed_methods()
@@ -47,13 +45,24 @@ def show(as_json: bool, family: str | None = None) -> None:
         listed = _own()
     say_problems()
     if family is not None:
-        listed = {FAMILIES[family]: listed[FAMILIES[family]]}
+        listed = _asked(listed, family)
     if as_json:
         print(json.dumps(listed, indent=2, ensure_ascii=False))
     elif family is None:
         _show_names(listed)
     else:
-        _show_details(*listed.popitem())
+        for title, entries in listed.items():
+            _show_details(title, entries)
+
+
+def _asked(listed: Listed, name: str) -> Listed:
+    """One family, or the entries of one name in all families."""
+    if name in FAMILIES:
+        return {FAMILIES[name]: listed[FAMILIES[name]]}
+    known = {entry["name"] for entries in listed.values() for entry in entries}
+    check_name("family or method", name, [*FAMILIES, *known])
+    found = {title: [entry for entry in entries if entry["name"] == name] for title, entries in listed.items()}
+    return {title: entries for title, entries in found.items() if entries}
 
 
 def _show_names(listed: Listed) -> None:
@@ -62,7 +71,7 @@ def _show_names(listed: Listed) -> None:
         names = list(dict.fromkeys(entry["name"] for entry in listed[title]))
         table.add_row(family, (" → " if family == "auto" else ", ").join(names))
     OUT.print(table)
-    OUT.print("What each does and needs: unsum list FAMILY, as in: unsum list defenses")
+    OUT.print("What each does and needs: unsum list FAMILY or NAME, as in: unsum list defenses")
 
 
 def _show_details(title: str, entries: list[dict[str, str]]) -> None:
@@ -81,7 +90,7 @@ def _own() -> Listed:
 def listed_methods() -> Listed:
     """Every family's methods, with those of plug-ins; what `auto` tries comes first."""
     from unsum.active import SERVERS
-    from unsum.attack.auto import CHOICES
+    from unsum.attack.auto import rows
     from unsum.defend import DEFENSES
     from unsum.invert import INVERTERS
     from unsum.labels import LABEL_RULES
@@ -98,7 +107,7 @@ def listed_methods() -> Listed:
         "servers": SERVERS,
         "defenses": DEFENSES,
     }
-    tried = [{"name": choice.method, "when": choice.when, "says": choice.says} for choice in CHOICES]
+    tried = [{"name": row.method, "when": row.when, "says": row.says} for row in rows()]
     return {FAMILIES["auto"]: tried} | {
         FAMILIES[name]: [{"name": e.name, "summary": e.summary, "needs": e.needs} for e in family]
         for name, family in families.items()

@@ -17,6 +17,7 @@ from unsum.commands.shape import panel, place
 from unsum.errors import UnsumError, unknown_name
 
 if TYPE_CHECKING:
+    from unsum.audit.groups import ClientSamples, Loading
     from unsum.models.received import Received
 
 DataOption = Annotated[
@@ -80,6 +81,13 @@ class NamedModel:
     ] = None
     download: Annotated[bool, Option("--download", help="Fetch published torchvision weights.")] = False
 
+    @property
+    def loading(self) -> Loading:
+        """Its origin as `unsum.audit` takes it."""
+        import unsum
+
+        return unsum.Loading(**{name: value for name, value in vars(self).items() if name != "model"})
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -92,6 +100,12 @@ class ClientData:
         Option(help="Of a table: what columns are, as zip=category,age=number,id=skip.", show_default="guessed"),
     ] = None
     same_label: Annotated[int, Option(help="How many of them share one label; 0: any.")] = 0
+
+    def samples(self, batch: int | None) -> ClientSamples:
+        """`batch` of them, as `unsum.audit` takes them."""
+        import unsum
+
+        return unsum.ClientSamples(batch, **{name: value for name, value in vars(self).items() if name != "data"})
 
 
 @dataclass(frozen=True)

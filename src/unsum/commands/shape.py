@@ -15,7 +15,7 @@ PANELS = {
     "Captured update": "update before after delta previous updates processes ray flower_run",
     "Client": "learning_rate steps epochs momentum weight_decay loss eval_mode buffers defense sweep keep_under "
     "utility_data no_utility",
-    "Attacker": "attack label_rule inverse refine server batch_size_known batch_size time_limit",
+    "Attacker": "attack label_rule inverse refine server batch_size_known time_limit",
     "Gate": "fail_above prove_below fail_on_labels ceiling junit sarif",
     "Output": "out force as_json compare device seed",
 }
@@ -24,7 +24,7 @@ _PLACES = {name: place for place, name in enumerate(" ".join(PANELS.values()).sp
 # Former name → name. An option of another meaning may have the former name in another command.
 FORMER = {
     "audit": {"--steps": "--local-steps", "--text": "--data"},
-    "attack": {"--steps": "--local-steps"},
+    "attack": {"--steps": "--local-steps", "--batch-size": "--batch"},
     "capture": {"--text": "--data"},
     "doctor": {"--steps": "--local-steps", "--text": "--data"},
     "train-inverse": {"--size": "--image-size", "--rate": "--lr"},

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unsum.audit.inputs import USUAL_BATCH, Data, Inputs, own_model
+from unsum.audit.groups import ClientSamples, Loading, grouped
+from unsum.audit.inputs import Data, Inputs, own_model
 from unsum.audit.pictures import is_picture
 from unsum.audit.text import is_text, text_inputs
 from unsum.data import Batch, photo_count
@@ -30,21 +31,16 @@ from unsum.update import Update
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".npz")
 
 
+@grouped
 def doctor(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | TextData | None = None,
     *,
     update: Update | Received | str | Path | None = None,
-    weights: str | Path | None = None,
-    classes: int | None = None,
-    image_size: int | None = None,
-    classes_from: str | Path | None = None,
-    fresh_head: bool = False,
+    loading: Loading = Loading(),
+    samples: ClientSamples = ClientSamples(),
     inverse: str | Path | None = None,
-    batch: int | None = None,
-    same_label: int = 0,
     train: bool = True,
-    download: bool = False,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> list[Finding]:
@@ -62,10 +58,7 @@ def doctor(
         >>> {finding.mark for finding in unsum.doctor(model, data)} <= {"ok", "warning"}
         True
     """
-    given = Inputs(
-        model, data, update, weights, classes, download, batch, same_label, seed,
-        image_size=image_size, classes_from=classes_from, fresh_head=fresh_head,
-    )  # fmt: skip
+    given = Inputs(model, data, update, loading, samples, seed=seed)
     alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))
@@ -101,14 +94,14 @@ def doctor(
     }
     if pictures or inverse is not None:
         said["inverse"] = network.inverse(module, None if inverse is None else str(inverse))
-    samples = batch if batch is not None or held is None else len(held.images)
-    if samples is not None:
-        said["batch size"] = network.size_against_classes(module, samples)
-        said["feature width"] = network.size_against_features(module, samples)
+    count = samples.batch if samples.batch is not None or held is None else len(held.images)
+    if count is not None:
+        said["batch size"] = network.size_against_classes(module, count)
+        said["feature width"] = network.size_against_features(module, count)
         if is_patched(module):
-            said["tokens"] = network.tokens(module, samples)
+            said["tokens"] = network.tokens(module, count)
         elif pictures:
-            said["depth"] = network.depth(module, samples, size)
+            said["depth"] = network.depth(module, count, size)
     if held is not None:
         what = "pictures" if pictures else "samples"
         said |= {"labels": network.labels(module, held), what: network.variety(held, what)}
@@ -133,7 +126,8 @@ def _load(given: Inputs) -> tuple[LoadedModel, Batch | None, Update | None]:
         return loaded, held, None
     if not isinstance(given.model, str):
         return own_model(given.model), None, None
-    loaded, held = replace(given, batch=min(given.batch or USUAL_BATCH, photo_count())).simulated()
+    few = replace(given.samples, batch=min(given.samples.count, photo_count()))
+    loaded, held = replace(given, samples=few).simulated()
     return loaded, held, None
 
 

@@ -22,7 +22,7 @@ from unsum.audit.verdict import NOT_DECIDABLE
 from unsum.deadline import DEFAULT_LIMIT
 from unsum.declared import check_whole
 from unsum.defend import Defense
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.integrations.finding import (
     ClientFinding,
     Journal,
@@ -238,7 +238,7 @@ class AuditStrategy(WrappedStrategy):
 
     def _hand_over(self, number: int, replies: list[Message]) -> dict[str, float]:
         """Give the updates to the pool, and take what it has found of earlier ones."""
-        assert self._pool is not None
+        pool = needed(self._pool, "The pool of processes")
         start, findings = time.perf_counter(), []
         sent = dict[int, dict[str, Tensor]]()  # read once for all clients that were sent the same record
         for reply in self._chosen(replies) if self._sent else []:
@@ -253,9 +253,9 @@ class AuditStrategy(WrappedStrategy):
             weights: dict[str, Any] = {"before": sent[id(before)], "after": dict(tensors_of(after))}
             how: dict[str, Any] = {"training": self._training, "attack": self._attack}
             arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=num_examples(reply))
-            if not self._pool.offer(arrived):
+            if not pool.offer(arrived):
                 findings.append(_late(number, reply, "all processes of the pool were busy"))
-        return self._noted(number, [*findings, *self._pool.ready()], time.perf_counter() - start)
+        return self._noted(number, [*findings, *pool.ready()], time.perf_counter() - start)
 
     def finish(self) -> None:
         """Wait for the audits and ceilings that are still under way behind the training."""

@@ -67,8 +67,7 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
         else:
             with torch.no_grad():
                 network(_picture(model, size))
-            assert tapped.seen is not None
-            features = tapped.seen[0]
+            features = tapped.read[0]
     if features.ndim == 3:
         return Layout("map", tuple(features.shape))
     for output in reversed(seen):

@@ -43,8 +43,8 @@ def absolute(found: Tensor, true: Tensor) -> Tensor:
 @LOSSES.register("rgla", summary="−PSNR + 10 (1 − SSIM) + 10 LPIPS, as RGLA fine-tunes", needs="AlexNet's weights")
 def published(found: Tensor, true: Tensor) -> Tensor:
     similarity = structural_similarity_index_measure(found.float(), true, data_range=1.0)
-    assert isinstance(similarity, Tensor)
-    return negative_psnr(found, true) + 10 * (1 - similarity) + 10 * _perceptual(found, true)
+    similar = similarity if isinstance(similarity, Tensor) else similarity[0]
+    return negative_psnr(found, true) + 10 * (1 - similar) + 10 * _perceptual(found, true)
 
 
 @LOSSES.register("viewing", summary="mostly LPIPS: pictures for people, not for scores", needs="AlexNet's weights")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError, optional
+from unsum.errors import UnsumError, needed, optional
 from unsum.invert import checkpoint
 from unsum.invert.augment import augment
 from unsum.invert.decoder import DECODERS, to_size
@@ -272,8 +272,7 @@ class Run:
                 found = decoder(self._features(images, self.smallest)).float()
             scores.append(psnr(found, images))
             shown = torch.stack([images[:8], found[:8]]) if shown is None else shown
-        assert shown is not None
-        return torch.cat(scores)[:count], shown
+        return torch.cat(scores)[:count], needed(shown, "A photo to score")
 
     def _score(self, draw: Draw) -> None:
         if self.fabric.is_global_zero:

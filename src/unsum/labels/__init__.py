@@ -6,7 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from unsum.knowledge import Knowledge
-from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star, row_sum, templates  # noqa: F401 (registers)
+from unsum.labels import (  # noqa: F401 (registers)
+    bias_sign,
+    gradinversion,
+    idlg,
+    ilrg,
+    llg,
+    llg_plus,
+    llg_star,
+    row_sum,
+    template,
+    templates,
+)
 from unsum.labels.method import LABEL_RULES, Clues, LabelRule
 from unsum.update import Update
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.labels.llg import count_down
 from unsum.labels.method import Clues, RuleNeeds, label_rule
 from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
@@ -26,8 +26,7 @@ from unsum.labels.probe import ROUNDS, Probe, negative_impact, probe_size
 )
 def llg_plus(evidence: Clues) -> Tensor:
     """(B,) labels with m and s from single-class batches of `auxiliary`."""
-    assert evidence.knowledge.auxiliary is not None
-    images, labels = evidence.knowledge.auxiliary
+    images, labels = needed(evidence.knowledge.auxiliary, "Labeled data of the attacker's own (auxiliary=)")
     C, B = evidence.head.classes, evidence.B
     classes = labels.unique()
     if len(classes) < 2 or int(classes[0]) < 0 or int(classes[-1]) >= C:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.feature_sign import FeatureSign, feature_sign
@@ -107,14 +107,12 @@ class Clues:
     @property
     def B(self) -> int:
         """The batch size, for rules that declare that they need it."""
-        assert self.knowledge.known_batch_size is not None
-        return self.knowledge.known_batch_size
+        return needed(self.knowledge.known_batch_size, "The batch size")
 
     @property
     def grad_b(self) -> Tensor:
         """(C,) the bias gradient, for rules that declare that they need it; float64, of the mean over the batch."""
-        assert self.head.grad_b is not None
-        return self.head.grad_b.double() / (self.B if self.head.reduction == "sum" else 1)
+        return needed(self.head.grad_b, "The bias gradient").double() / (self.B if self.head.reduction == "sum" else 1)
 
     @property
     def row_sums(self) -> Tensor:
@@ -138,7 +136,7 @@ class LabelRule:
         return self.find(evidence).sort().values
 
 
-LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules", above="unsum.separate.label_rules")
+LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules")
 
 
 def label_rule(name: str, *, summary: str, needs: RuleNeeds) -> Callable[[Find], Find]:

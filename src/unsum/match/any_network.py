@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from unsum.errors import needed
 from unsum.gradients import norm, quiet
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
@@ -97,10 +98,10 @@ def _leak(problem: Problem, matched: Matched, granted: bool, seconds: float) -> 
 def _unexplained(problem: Problem, matched: Matched) -> float:
     """‖∇ − ĝ‖ / ‖ĝ‖ of the pictures found, with ∇ stretched to fit best, since the cosine leaves
     its scale open."""
-    assert problem.protocol is not None
+    protocol = needed(problem.protocol, "The loss")
     named = {name: p for name, p in problem.model.named_parameters() if name in problem.sent}
     with quiet(problem.model, named), torch.enable_grad():
-        found = problem.protocol.gradients(problem.model, matched.images, matched.targets, list(named.values()))
+        found = protocol.gradients(problem.model, matched.images, matched.targets, list(named.values()))
     sent = [problem.sent[name] for name in named]
     inner = sum(float((a.detach() * b).sum()) for a, b in zip(found, sent, strict=True))
     length = float(norm([g.detach() for g in found]))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from unsum.cuda_graph import recorded
+from unsum.errors import needed
 from unsum.gradients import main_output, quiet
 from unsum.match.objective import Target
 from unsum.match.optimizers import LBFGS
@@ -119,8 +120,7 @@ class Evaluator:
         if self.plan.soft_labels:
             protocol = self.problem.protocol
             return leaves[:-1], leaves[-1].softmax(-1) if protocol is None else protocol.targets(leaves[-1])
-        assert self.problem.targets is not None
-        return leaves, self.problem.targets
+        return leaves, needed(self.problem.targets, "The labels of the batch")
 
     def _one(self, views: list[Tensor]) -> tuple[Tensor, Tensor]:
         leaves, targets = self.parts(views)
@@ -243,9 +243,7 @@ class _Lookout:
 
     def _take_gap(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """‖mean − running mean‖ + ‖var − running var‖ of what enters one BatchNorm layer."""
-        assert isinstance(module, _BATCH_NORMS)
         dims = [d for d in range(inputs[0].ndim) if d != 1]
         variance, mean = torch.var_mean(inputs[0], dims, correction=0)
-        assert module.running_mean is not None
-        assert module.running_var is not None
-        self._gaps.append((mean - module.running_mean).norm() + (variance - module.running_var).norm())
+        kept = [needed(module.get_buffer(name), "What BatchNorm keeps") for name in ("running_mean", "running_var")]
+        self._gaps.append((mean - kept[0]).norm() + (variance - kept[1]).norm())

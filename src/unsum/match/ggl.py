@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
-from unsum.errors import UnsumError, optional
+from unsum.errors import UnsumError, needed, optional
 from unsum.files.writing import write_pictures
 from unsum.match.engine import LOOKS, UNTRIED, Matched
 from unsum.match.many import Many
@@ -52,13 +52,11 @@ def ggl(
         losses = torch.tensor([value for value, _, _ in found], dtype=torch.float64)
         best = found[int(losses.argmin())]
         images = loaded(best[2]).clamp(0, 1)
-    assert problem.targets is not None
+    targets = needed(problem.targets, "The labels of the batch")
     notes = ["Candidates' gradients were compared as they are."] if traces is None else [*traces.notes, *_told(traces)]
     columns = torch.tensor(search.rows, dtype=torch.float64).T
     history = dict(zip(("step", "loss", "match"), columns, strict=True))
-    return Matched(
-        images, problem.targets, best[0], best[1], losses, steps, history, notes, [best[2]], photos=loaded.photos
-    )
+    return Matched(images, targets, best[0], best[1], losses, steps, history, notes, [best[2]], photos=loaded.photos)
 
 
 def _told(traces: Traces) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.invert import invert, load_inverse
 from unsum.late_scipy import linear_sum_assignment
 from unsum.match.engine import Matched, solve
@@ -101,8 +101,8 @@ def _begin(problem: Problem, path: str) -> tuple[Unknown, str, str]:
     images = invert(problem.model, leak, inverse=inverse).to(problem.zero)
     if not math.isfinite(leak.predicted_error) or images.shape != (problem.batch_size, *problem.shape):
         return Pixels("uniform"), "", "Pictures began as noise: the update's features could not be separated."
-    assert problem.targets is not None
+    targets = needed(problem.targets, "The labels of the batch")
     # The separator has an order of its own: each picture goes to its label's place.
-    places = linear_sum_assignment(torch.cdist(problem.targets.double(), leak.targets.to(problem.device)).cpu())[1]
+    places = linear_sum_assignment(torch.cdist(targets.double(), leak.targets.to(problem.device)).cpu())[1]
     note = "Pictures began where the model's inverse drew them from the update's features."
     return Near(images[torch.as_tensor(places)]), inverse.photos, note

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.files.writing import write_pictures
 from unsum.late_scipy import linear_sum_assignment
 from unsum.match.engine import LOOKS, Matched
@@ -68,14 +68,14 @@ def lti(
     if problem.preview is not None:
         write_pictures(problem.preview, images)
     match = _match(reader, images)
-    assert problem.targets is not None
+    targets = needed(problem.targets, "The labels of the batch")
     history = dict(zip(("step", "loss", "training"), torch.tensor(rows, dtype=torch.float64).T, strict=True))
     notes = [
         *(traces.notes if defend is None else []),
         f"A network learned from {batches} batches of the attacker's own photos; on photos held back its mean squared error is "
         f"{loss:.2g}.",
     ]
-    return Matched(images, problem.targets, loss, match, torch.tensor([loss]).double(), steps, history, notes)
+    return Matched(images, targets, loss, match, torch.tensor([loss]).double(), steps, history, notes)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ class Lessons:
 
 
 def _photos(problem: Problem) -> Tensor:
-    assert problem.auxiliary is not None
-    photos = problem.auxiliary[0]
+    photos = needed(problem.auxiliary, "Labeled data of the attacker's own (auxiliary=)")[0]
     if tuple(photos.shape[1:]) != problem.shape or len(photos) < 2 * problem.batch_size:
         raise UnsumError(
             f"'lti' needs at least {2 * problem.batch_size} auxiliary photos of {problem.shape}, not {tuple(photos.shape)}."
@@ -144,8 +143,7 @@ def _gathered(reader: _Reader, photos: Tensor, count: int, seed: int) -> Lessons
 class _Learner:
     def __init__(self, problem: Problem, train: Lessons, hidden: int) -> None:
         self.problem, self.shape = problem, (problem.batch_size, *problem.shape)
-        targets = problem.targets
-        assert targets is not None
+        targets = needed(problem.targets, "The labels of the batch")
         self.alike = torch.cdist(targets, targets) < 1e-6  # (B, B) samples whose order the gradient cannot tell
         self.mean, deviation = train.inputs.mean(0), train.inputs.std(0)
         self.deviation = deviation.clamp_min(float(deviation.max()) * 1e-3 + 1e-12)

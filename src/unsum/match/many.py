@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
+from unsum.errors import needed
 from unsum.gradients import main_output, quiet
 from unsum.match.evaluate import plain_norms
 from unsum.match.problem import Problem
@@ -47,11 +48,11 @@ class Many:
         return [torch.stack(tensors) for tensors in zip(*found, strict=True)]
 
     def _one(self, batch: Tensor) -> tuple[Tensor, ...]:
-        assert self.problem.targets is not None
+        targets = needed(self.problem.targets, "The labels of the batch")
 
         def logits(parameters: dict[str, Tensor]) -> Tensor:
             return main_output(functional_call(self.problem.model, parameters, (batch,)))
 
         rows, backward = vjp(logits, self._parameters)[:2]
-        (found,) = backward(self.problem.loss_gradient(rows, self.problem.targets))
+        (found,) = backward(self.problem.loss_gradient(rows, targets))
         return tuple(tensor.detach() for tensor in found.values())

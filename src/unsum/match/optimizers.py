@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unsum.errors import needed
 from unsum.match.lbfgs import Memory
 
 Losses = tuple[Tensor, Tensor]  # (R,) what is minimized, (R,) the distance of gradients alone
@@ -75,8 +76,7 @@ class _AdamDriver:
         losses = self._evaluated.all()
         if self._declared.signed:
             for leaf in self._evaluated.leaves:
-                assert leaf.grad is not None
-                leaf.grad.sign_()
+                needed(leaf.grad, "The gradient of a picture").sign_()
         if self._declared.decay:
             self._adam.param_groups[0]["lr"] = decayed(self._declared.rate, progress)
         self._adam.step()
@@ -123,8 +123,7 @@ class _LBFGSDriver:
             step = memory.direction(gradient, self._declared.rate)
             for view, part in zip(views, step.split([view.numel() for view in views]), strict=True):
                 view.detach().add_(part.view_as(view))
-        assert first is not None
-        return first
+        return needed(first, "A step of the optimizer")
 
     def forget(self, restart: int) -> None:
         self._memories[restart].clear()

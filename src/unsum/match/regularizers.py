@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from unsum.errors import needed
 from unsum.gradients import TINY, Distance
 
 _FURTHEST = 8  # the side over this
@@ -60,8 +61,7 @@ class BatchNormPrior(Regularizer):
     sees_norms = True
 
     def __call__(self, scene: Scene) -> Tensor:
-        assert scene.norm_gap is not None
-        return scene.norm_gap
+        return needed(scene.norm_gap, "What BatchNorm's layers read")
 
 
 class GroupConsistency(Regularizer):
@@ -80,10 +80,10 @@ class FeatureTerm(Regularizer):
     sees_features = True
 
     def __call__(self, scene: Scene) -> Tensor:
-        assert scene.features is not None
+        features = needed(scene.features, "What the head reads of the pictures")
         if self.distance == "cosine":
-            return 1 - cosine_similarity(scene.features, self.features.expand_as(scene.features), dim=2).mean(1)
-        apart = (scene.features - self.features).square().flatten(1).sum(1)
+            return 1 - cosine_similarity(features, self.features.expand_as(features), dim=2).mean(1)
+        apart = (features - self.features).square().flatten(1).sum(1)
         return apart / self.features.square().sum().clamp_min(TINY)
 
 

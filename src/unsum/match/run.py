@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.declared import check_pictures
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.files.tensor_file import read_tensors
 from unsum.gradients import norm, quiet, with_features
 from unsum.head import find_head
@@ -84,8 +84,7 @@ def match(
         check_pictures(disclosed, shape)
     separator = options.get("separator", chosen.needs.separator)
     targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, separator, seed)
-    B = len(targets) if targets is not None else knowledge.known_batch_size
-    assert B is not None
+    B = len(targets) if targets is not None else needed(knowledge.known_batch_size, "The batch size")
     problem = replace(
         pose(method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated),
         auxiliary=knowledge.auxiliary,
@@ -167,9 +166,9 @@ def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[
 def _explained(problem: Problem, matched: Matched) -> tuple[Tensor, Tensor, float]:
     """Features and logits of the pictures, and how much of the gradient they leave unexplained."""
     parameters = {name: p for name, p in problem.model.named_parameters() if name in problem.sent}
-    assert problem.head is not None
+    head = needed(problem.head, "A linear head")
     with quiet(problem.model, parameters), torch.enable_grad():
-        features, logits = with_features(problem.model, problem.head, matched.images)
+        features, logits = with_features(problem.model, head, matched.images)
         loss = nn.functional.cross_entropy(logits, matched.targets, reduction=problem.reduction)
         found = torch.autograd.grad(loss, list(parameters.values()))
     sent = [problem.sent[name] for name in parameters]

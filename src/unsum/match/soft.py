@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from unsum.errors import check_name
+from unsum.errors import check_name, needed
 from unsum.gradients import Distance
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
@@ -46,10 +46,9 @@ def _declare(mode: Literal["g", "f", "gf"]) -> Callable[..., Matched]:
         separator: str = "exact",  # noqa: ARG001 (it has separated the batch before this is called)
     ) -> Matched:
         check_name("distance", distance, get_args(Distance))
-        assert problem.separated is not None
         terms: list[Regularizer] = [TotalVariation(total_variation)]
         if mode != "g":
-            features = problem.separated.features.to(problem.zero)
+            features = needed(problem.separated, "An answer of a separator").features.to(problem.zero)
             terms.append(FeatureTerm(feature_weight, features, distance))
         by_lbfgs = distance == "l2"
         optimizer: Optimizer = LBFGS() if by_lbfgs else Adam(0.1)

@@ -66,8 +66,8 @@ def _neighbors_of(folder: Path) -> Iterator[None]:
 def _run(path: Path, name: str) -> ModuleType:
     """Under a name of its own, so that a file called torch.py stands in nobody's way."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # for a name that ends in .py it never is
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:  # which a name that ends in .py never gives
+        raise UnsumError(f"{path.name!r} cannot be run as Python.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:

@@ -30,7 +30,8 @@ def build_from_program(path: Path) -> Built:
             graph_module = torch.export.load(path).module()
     except Exception as error:  # torch's reader raises nearly anything on a damaged file
         raise UnsumError(f"{path.name!r} cannot be read as .pt2: {first_line(error)}.") from error
-    assert isinstance(graph_module, fx.GraphModule)
+    if not isinstance(graph_module, fx.GraphModule):
+        raise UnsumError(f"{path.name!r} holds no program; write it with torch.export.save.")
     shape = _input_shape(graph_module, path)
     _without_checks(graph_module)
     _restore_head(graph_module, path)

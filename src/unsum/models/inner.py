@@ -18,6 +18,15 @@ class Tap(nn.Module):
         self.tapped = tapped
         self.seen: Tensor | None = None
 
+    @property
+    def read(self) -> Tensor:
+        """What the layer read, in a model that asks it."""
+        if self.seen is None:
+            raise UnsumError(
+                "The model does not ask this layer for anything; name one that its forward pass goes through."
+            )
+        return self.seen
+
     def forward(self, inputs: Tensor) -> Tensor:
         layer, self.seen = self.tapped, inputs
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1):

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, first_line, optional
 from unsum.head import find_head
+from unsum.models.from_peft import SETTINGS as ADAPTERS
+from unsum.models.from_peft import base_of
 
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
 IGNORED = -100  # the label of a position that takes no part, as PyTorch and Hugging Face have it
@@ -242,10 +244,18 @@ class Tokenizer:
         return " ".join(map(str, tokens)) if self.own is None else str(self.own.decode(list(tokens)))
 
 
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _FILES)
+
+
 def tokenizer_of(model: Any) -> Tokenizer:
-    """The tokenizer of a model given by name, `hf:FOLDER`, where the folder holds one."""
+    """The tokenizer of a model given by name, `hf:FOLDER`, where the folder holds one, or that of the base of its adapters."""
+    if not str(model).startswith("hf:"):
+        return Tokenizer()
     folder = Path(str(model).partition(":")[2])
-    if not str(model).startswith("hf:") or not any((folder / name).is_file() for name in _FILES):
+    if not _has_tokenizer(folder) and (folder / ADAPTERS).is_file():
+        folder = base_of(folder)
+    if not _has_tokenizer(folder):
         return Tokenizer()
     transformers = optional("transformers", "hf", "Models called hf:PATH need transformers")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from unsum.errors import NoHeadError, UnsumError, refuse
+from unsum.errors import NoHeadError, UnsumError, needed, refuse
 from unsum.files.tensor_file import TensorFile, read_tensors
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
@@ -112,10 +112,9 @@ class Received:
             if self.previous is None:
                 return update
             return without_momentum(update, self._load(self.previous, model), self.momentum or None)
-        assert self.before is not None
-        assert self.after is not None
+        before, after = (needed(path, "A checkpoint, before or after,") for path in (self.before, self.after))
         rate, training = self.learning_rate, self.training
-        return Update.between(self.before, self.after, model=model, learning_rate=rate, training=training)
+        return Update.between(before, after, model=model, learning_rate=rate, training=training)
 
     def _load(self, path: Path, model: nn.Module) -> Update:
         kind: Kind | None = "delta" if self.delta else None
@@ -123,8 +122,7 @@ class Received:
 
     def _classes(self, model: str, seed: int, download: bool) -> int:
         """The rows of the head's tensor: by its name in a model built for a try, else by its place."""
-        held = self.update or self.after
-        assert held is not None
+        held = needed(self.update or self.after, "The update")
         file = read_tensors(held, "update")
         built = load_model(model, classes=1, seed=seed, download=download, any_input=True).model
         try:

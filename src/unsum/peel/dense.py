@@ -40,6 +40,7 @@ from unsum.head import orthonormal_rows
 from unsum.leak import Leak
 from unsum.network.chain import Step
 from unsum.network.products import left_product, residual_norm
+from unsum.notes import Code, Note
 from unsum.peel.method import PeeledLayer
 
 _CUT = 20.0  # predicted errors of y within which a ReLU's state is left open
@@ -95,8 +96,11 @@ def standard_errors(
     return errors + torch.finfo(dtype).eps if spare >= SPARE else torch.full_like(errors, torch.inf)
 
 
-def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tuple[Tensor, str | None]:
-    """a′(z) (B, n) from y = a(z) known to relative `errors` (B,) and `above` = δ₊ W₊, and a remark where it stays ambiguous."""
+def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tuple[Tensor, Note | None]:
+    """a′(z) (B, n) from y = a(z) known to relative `errors` (B,) and `above` = δ₊ W₊.
+
+    With a remark where some stay ambiguous.
+    """
     activation = step.activation
     if activation.family == "one-to-one":
         return activation.slope(activation.branches(y)[0]), None
@@ -112,10 +116,8 @@ def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tupl
     slopes, doubtful = decide(column_space(step.grad_W, len(y)), above, candidates, certain)
     if not bool(doubtful.any()):
         return slopes, None
-    return slopes, (
-        f"{int(doubtful.sum())} of {doubtful.numel()} slopes of the activation after {step.name!r} stay ambiguous at this "
-        "precision."
-    )
+    open_slopes = f"{int(doubtful.sum())} of {doubtful.numel()} slopes of the activation"
+    return slopes, Note(f"{open_slopes} after {step.name!r} stay ambiguous at this precision.", Code.OPEN_SLOPES)
 
 
 def open_range(y: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +207,7 @@ def peel_dense(front: Front, above: Step, step: Step, seed: int) -> tuple[Front,
     copies, scatter = _follow(delta, solution.X, solution.errors, copy_deltas, seed)
     errors = SAFETY * (scatter.square() + solution.errors.square()).sqrt()
     deficiency = B - solution.rank
-    notes = [] if remark is None else [remark]
+    notes: list[str] = [] if remark is None else [remark]
     if deficiency:
         notes.append(
             f"The layer {step.name!r} does not determine its input: {B} samples leave only {solution.rank} independent "

@@ -18,6 +18,7 @@ from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.network.chain import Chain, Shape, Step, find_chain
 from unsum.network.shapes import input_shapes, picture_shape
+from unsum.notes import Code, without
 from unsum.peel.conv import peel_conv
 from unsum.peel.dense import Front, front_at_head, head_factor, peel_dense
 from unsum.peel.method import (
@@ -95,7 +96,7 @@ class Walk:
         self.layers[-1] = replace(
             self.layers[-1], predicted_error=float(refined.errors.max()), residual=refined.residual
         )
-        self.notes = [note for note in self.notes if "ambiguous" not in note]  # decided since, all layers together
+        self.notes = without(self.notes, Code.OPEN_SLOPES)  # all layers together have decided them
         self.notes.append(
             f"{refined.rounds} rounds through all layers removed what errors had accumulated: every layer's gradient is "
             f"explained to {refined.residual:.0e}."

@@ -20,23 +20,21 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss, declared
-from unsum.models.language import is_tied
 from unsum.progress import SILENT, Progress
 from unsum.separate import (  # noqa: F401 (registers them)
     adaptive,
     cocktail,
     crowded,
-    exact,
     fgla,
     label_rules,
     local_steps,
+    losses,
     phong,
     rgla,
     soft,
     text,
     uneven,
 )
-from unsum.separate.losses import advice, fitting_loss, separate_declared
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, steps_of, takes
 from unsum.separate.rgla import estimated_loss
@@ -142,25 +140,15 @@ def answered(
     )
     start = time.perf_counter()
     head = Head.of(model, update, device)
-    if method == "exact" and is_tied(model):
-        raise UnsumError(
-            "The head of this model is its embedding, whose gradients 'exact' cannot tell apart; use 'text', or 'auto'."
-        )
     separator = cast("Callable[..., Leak]", SEPARATORS[method])
-    if other is not None and method != "exact" and not takes(separator, "loss"):
+    if other is not None and not takes(separator, "loss"):
         raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
     check_options(method, separator, options)
     at_hand = {"loss": other, "progress": progress, "model": model, "update": update}
     options |= {name: value for name, value in at_hand.items() if takes(separator, name)}
     default = DEFAULT_LIMIT if steps_of(separator) is None else math.inf
     with limited_to(time_limit, progress, default=default) as deadline, sharing():
-        if other is not None and method == "exact":
-            leak = separate_declared(head, knowledge, other, seed=seed)
-        else:
-            fitting = fitting_loss(head, knowledge, seed=seed) if method == "exact" and loss is None else None
-            leak = fitting or separator(head, knowledge, seed=seed, **options)
-            if method == "exact" and not leak.exact:
-                leak = replace(leak, notes=[*leak.notes, *filter(None, [advice(head)])])
+        leak = separator(head, knowledge, seed=seed, **options)
     if not bool(leak.features.isfinite().all()):
         raise UnsumError(f"The attack {method!r} divided by zero on this gradient; use 'auto' or 'exact'.")
     if deadline.cut:  # a search that was cut short vouches for nothing

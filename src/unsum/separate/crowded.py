@@ -186,7 +186,8 @@ def _refitted(atoms: Tensor, Z: Tensor, X: Tensor, misfit: Tensor) -> Tensor:
     """Least squares for the atoms; columns that do not fit (a sample hides in the signs) count less."""
     weight = (misfit + 0.1 * misfit.median()).pow(-1.5)
     normal = (Z * weight) @ Z.T
-    normal = normal + 1e-10 * normal.diagonal().mean() * torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
+    least = (1e-10 * normal.diagonal().mean()).clamp_min(torch.finfo(Z.dtype).tiny)  # where no column uses any atom
+    normal = normal + least * torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
     fitted = torch.linalg.solve(normal, (Z * weight) @ X.T)
     unused = Z.abs().sum(1) < 1e-9
     return torch.nn.functional.normalize(torch.where(unused[:, None], atoms, fitted), dim=1)

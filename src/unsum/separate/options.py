@@ -9,7 +9,7 @@ from typing import Any
 
 from unsum.errors import UnsumError, nearest
 
-_GIVEN_ANYWAY = ("seed", "progress", "model", "update")  # arguments of `separate` itself
+_GIVEN_ANYWAY = ("seed", "progress", "model", "update", "loss")  # arguments of `separate` itself
 
 
 def options_of(separator: Callable[..., Any]) -> list[str]:

@@ -1,12 +1,17 @@
-"""Dropout that is on: a dropped unit is a gate like a ReLU's, and a sample is found together with its mask.
+"""Dropout that is on: a dropped unit is a gate like a ReLU's, and a sample is found together with
+its mask.
 
-The next layer reads a = mask ⊙ relu(z) / (1 − p). Only the client knew the mask; but every unit lies on one of two lines, a = 0
-or a = z / (1 − p) with z > 0, so reflections lead to samples as they do without dropout, and say which line each unit is on.
+The next layer reads a = mask ⊙ relu(z) / (1 − p). Only the client knew the mask; but every unit
+lies on one of two lines, a = 0 or a = z / (1 − p) with z > 0, so reflections lead to samples as
+they do without dropout, and say which line each unit is on.
 
-1. Samples and masks of the first layer: reflections, then Gauss–Newton with the masks as they are, round after round.
-2. What was found is taken out. Its δ lies in the column space and is zero where a unit was off or dropped; one direction alone
+1. Samples and masks of the first layer: reflections, then Gauss–Newton with the masks as they are,
+   round after round.
+2. What was found is taken out. Its δ lies in the column space and is zero where a unit was off or
+   dropped; one direction alone
    has all these zeros, and no label is needed for it.
-3. All samples together give δ of every layer above by least squares. A unit with z > 0 and no δ was dropped there.
+3. All samples together give δ of every layer above by least squares. A unit with z > 0 and no δ was
+   dropped there.
 
 With the masks as parts of the activations the network is an ordinary one, and is judged as such.
 """
@@ -19,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import damped_step
+from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
 from unsum.head import trace
@@ -30,38 +37,41 @@ from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
 from unsum.spans.reflect import SCALE, begin, flats, walked
-from unsum.spans.roots import Condition, at_once, damped_step, relative, starts
-from unsum.spans.search import VAGUE, WALK, WALKERS, Roots, Rows, allowed, level, spread
+from unsum.spans.roots import ROUNDING, UNTRIED, Condition, relative, starts
+from unsum.spans.search import VAGUE, WALK, WALKERS, allowed, level, spread
 from unsum.update import Update
 
-_FOLLOWED = 12  # steps of Gauss–Newton: masks settle within five
-_HARDLY = 1e-12  # of damping: with the masks given the condition is linear
-_BARREN = 4  # rounds in a row without a new sample, after which the search ends
-_ALONE = 1e-2  # of the second smallest: an eigenvalue that belongs to one direction alone
-_OFF = 1e-5  # of a layer's largest output: what is less than zero by more is off
-_SILENT = 30.0  # times the noise of δ: less is zero, unless the logits' own gradients say otherwise
+# [steps] of a sample with its mask, which settles within five. Chosen by: arbitrary budget.
+_FOLLOWED = 12
+# [of the diagonal] damping: with the masks given the condition is linear. Chosen by: rounding.
+_HARDLY = 1e-12
+# [rounds] in a row without a new sample, after which the search ends. Chosen by: arbitrary budget.
+_BARREN = 4
+# [of the second smallest] an eigenvalue that belongs to one direction alone.
+# Chosen by: arbitrary margin.
+_ALONE = 1e-2
+# [of a layer's largest output] a unit that is farther below zero is off. Chosen by: arbitrary
+# margin, above float32's rounding.
+_OFF = 1e-5
+# [noises of δ] less is zero, unless the gradients at the logits show otherwise.
+# Chosen by: arbitrary margin.
+_SILENT = 30.0
 
 
 @dataclass(frozen=True)
-class Masked(Rows):
-    """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 / (1 − p)."""
+class Masked(FoundPoints):
+    """Samples of the first layer with what their activations are multiplied by, (R, m): 0, or 1 /
+    (1 − p)."""
 
-    roots: Roots
     masks: Tensor
-
-    def joined(self, other: Masked) -> Masked:
-        """Both, each sample once."""
-        if not len(self) + len(other):
-            return self
-        roots = self.roots.joined(other.roots)
-        X, masks = torch.cat([self.roots.X, other.roots.X]), torch.cat([self.masks, other.masks])
-        return Masked(roots, masks[torch.cdist(roots.X, X).argmin(1)])
 
 
 def chain_through(model: nn.Module, update: Update, device: torch.device) -> tuple[Chain, dict[str, float]]:
-    """The chain as if dropout were off, and what share of their outputs its layers keep: those that do not keep all.
+    """The chain as if dropout were off, and what share of their outputs its layers keep: those that
+    do not keep all.
 
-    Dropout below the chain changes nothing here: what is left of the inputs is what its first layer reads.
+    Dropout below the chain changes nothing here: what is left of the inputs is what its first layer
+    reads.
     """
     modules = model.named_modules()
     on = {name: one for name, one in modules if isinstance(one, nn.Dropout) and one.training and 0 < one.p < 1}
@@ -99,19 +109,20 @@ def search_dropped(pair: Pair, share: float, seed: int, progress: Progress) -> M
     """Samples, until every direction has its own, each found twice, or rounds bring nothing new."""
     whole = Condition.of(pair.steps[0], pair.here, pair.next)
     generator = torch.Generator().manual_seed(seed)
-    found = Masked(Roots.none(whole.step), whole.K.new_zeros(0, whole.K.shape[1]))
+    none = vars(FoundPoints.none(whole.step.W))
+    found = Masked(**none, masks=whole.K.new_zeros(0, whole.K.shape[1]))
     left, barren = whole, 0
-    while barren < _BARREN and not out_of_time("further starts of the spans"):
-        before = len(found), int((found.roots.hits > 1).sum())
+    while barren < _BARREN and not out_of_time(UNTRIED):
+        before = len(found), found.twice
         new = _round(left, pair.expected - len(found), share, generator)
         if left is not whole:
-            new = _settled(whole, whole.unknowns_of(new.roots.X), new.masks, share, new.roots.hits)
+            new = _settled(whole, whole.unknowns_of(new.points), new.masks, share, new.hits)
         found = found.joined(new)
-        twice = found.roots.hits > 1
-        if len(found) >= pair.expected and bool(twice.all()):
+        if len(found) >= pair.expected and found.twice == len(found):
             break
-        barren = 0 if (len(found), int(twice.sum())) > before else barren + 1
-        left = _without(whole, pair.steps, found if len(found) < pair.expected else found[twice])
+        barren = 0 if (len(found), found.twice) > before else barren + 1
+        out = found if len(found) < pair.expected else found[found.hits > 1]
+        left = _without(whole, pair.steps, out)
         progress.part(min(len(found), pair.expected), pair.expected)
     return found
 
@@ -138,7 +149,8 @@ def _round(condition: Condition, wanted: int, share: float, generator: torch.Gen
 
 
 def _along(z: Tensor, a: Tensor, share: float) -> tuple[Tensor, float, float]:
-    """(how far out the closest point of the line of kept units lies, …) for scaled z: beyond |z| it is closer than a = 0."""
+    """(how far out the closest point of the line of kept units lies, …) for scaled z: beyond |z| it
+    is closer than a = 0."""
     slope = 1 / (share * SCALE)
     length = (1 + slope**2) ** 0.5
     return (torch.add(z, a, alpha=slope) / length).clamp_min(0), length, slope
@@ -150,19 +162,17 @@ def _kept(z: Tensor, a: Tensor, share: float) -> Tensor:
 
 
 def _settled(condition: Condition, s: Tensor, masks: Tensor, share: float, hits: Tensor | None = None) -> Masked:
-    """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it leads, and so on."""
-    none = Masked(Roots.none(condition.step), masks[:0])
-    few = at_once(condition)
+    """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it
+    leads, and so on."""
+    few = condition.at_once
     parts = zip(s.split(few), masks.split(few), strict=True)
-    ended = [_followed(condition, one, mask, share) for one, mask in parts if len(one)]
-    if not ended:
-        return none
+    ended = [_followed(condition, one, mask, share) for one, mask in parts]
     s, masks, misfits, errors = (torch.cat(part) for part in zip(*ended, strict=True))
     X = condition.inputs(s)
     errors = errors / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < VAGUE
     counts = torch.ones_like(errors) if hits is None else hits
-    return none.joined(Masked(Roots(X, errors, counts, misfits), masks)[sure])
+    return Masked(X, errors, misfits, counts, masks)[sure].distinct()
 
 
 def _followed(condition: Condition, s: Tensor, masks: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -174,7 +184,7 @@ def _followed(condition: Condition, s: Tensor, masks: Tensor, share: float) -> t
         cost, gradient, N = relative(a, condition.K * masks[:, None, :], condition.next)
         if step == _FOLLOWED or condition.unknowns == 0:
             break
-        s = s + damped_step(gradient, N, s.new_full((len(s),), _HARDLY))
+        s = s + damped_step(gradient, N, _HARDLY, ROUNDING).nan_to_num()
         z = s @ condition.K + condition.c
         a = z * masks
         inside = (condition.next.extended(a) @ V.T) @ V
@@ -190,7 +200,7 @@ def _without(condition: Condition, steps: list[Step], found: Masked) -> Conditio
     """The condition without the found samples, as far as their δ can be told."""
     if not len(found):
         return condition
-    X = found.roots.X
+    X = found.points
     z = steps[0].linear(X)
     read = z.relu() * found.masks
     above = steps[1].linear(read)
@@ -199,7 +209,7 @@ def _without(condition: Condition, steps: list[Step], found: Masked) -> Conditio
     out = sure & told
     if not bool(out.any()) or int(out.sum()) >= len(condition.next):
         return condition
-    errors = found.roots.errors[out]
+    errors = found.errors[out]
     here, following = (
         _less(span, sent[out], a[out], errors)
         for span, sent, a in ((condition.here, first, X), (condition.next, second, read))
@@ -226,8 +236,9 @@ def _sent(span: LayerSpan, off: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked_steps(steps: list[Step], found: Masked, shares: dict[str, float]) -> list[Step]:
-    """The layers with all masks in their activations, for all samples of the batch in this order."""
-    steps, X = [_masked(steps[0], found.masks), *steps[1:]], found.roots.X
+    """The layers with all masks in their activations, for all samples of the batch in this
+    order."""
+    steps, X = [_masked(steps[0], found.masks), *steps[1:]], found.points
     for i, step in enumerate(steps[1:-1], start=1):
         share = shares.get(step.name, 1.0)
         if share == 1:

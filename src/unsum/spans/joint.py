@@ -1,8 +1,9 @@
 """The last solve: all samples at once against the gradients of all dense layers.
 
-Σ_i α w_i δ_l(x_i) a_l(x_i)ᵀ = ∇W_l for every layer l, by Gauss–Newton over all unknowns and one α. What single conditions leave
-vague, because two samples differ by little, the sum of all still tells. The Jacobian is never formed: each column is a sum
-of two outer products, so the normal equations are products of small Gram matrices.
+Σ_i α w_i δ_l(x_i) a_l(x_i)ᵀ = ∇W_l for every layer l, by Gauss–Newton over all unknowns and one α.
+What single conditions leave vague, because two samples differ by little, the sum of all still
+tells. The Jacobian is never formed: each column is a sum of two outer products, so the normal
+equations are products of small Gram matrices.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from unsum.engine.budget import Budget
+from unsum.engine.descend import NonlinearProblem, Normal, descend
 from unsum.network.chain import Step
 from unsum.spans.basis import rounding_of
-from unsum.spans.roots import damped_step
+from unsum.spans.roots import ROUNDING
 from unsum.spans.settle import Moved, Sample
 
-MOST = 2048  # unknowns: their normal equations take a second or two
-_ROUNDS = 20  # of Gauss–Newton: three or four lead to the end from where `settle` stops
-_STALLED = 0.999  # of the cost: a step that keeps more is the last one
+# [unknowns] whose normal equations take a second or two. Chosen by: arbitrary budget.
+MOST = 2048
+# From where `settle` stops three or four steps lead to the end. Chosen by: arbitrary budget.
+_DESCENT = Budget(steps=20, damping=1e-6, patience=1)
 
 
 @dataclass(frozen=True)
-class AllSamples:
-    """All samples as unknowns (s of everyone, log α), with targets Y (R, C) and relative weights w (R,).
+class AllSamples(NonlinearProblem):
+    """All samples as unknowns (s of everyone, log α), one row, with targets Y (R, C) and relative
+    weights w (R,).
 
-    Those of several local steps met different weights: `samples` has one entry a step, and `counts` how many each saw.
+    Those of several local steps met different weights: `samples` has one entry a step, and `counts`
+    how many each saw.
     """
 
     samples: list[Sample]
@@ -44,12 +50,13 @@ class AllSamples:
         noises = [*known, *(rounding_of(step.grad_W) for step in steps[2:])]
         return cls([sample], [len(Y)], steps, Y, weights, noises)
 
-    def cost(self, u: Tensor) -> Tensor:
-        """What all gradients leave, squared, in units of their noise."""
-        return torch.stack([rest.square().sum() / noise**2 for rest, *_, noise in self._layers(u, by=False)]).sum()
+    def costs(self, s: Tensor) -> Tensor:
+        """(1,) what all gradients leave, squared, in units of their noise."""
+        layers = self._layers(s[0], by=False)
+        return torch.stack([rest.square().sum() / noise**2 for rest, *_, noise in layers]).sum()[None]
 
-    def linearized(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(cost, Jᵀr, JᵀJ)."""
+    def linearize(self, s: Tensor) -> Normal:
+        (u,) = s
         cost, gradient, N = u.new_zeros(()), torch.zeros_like(u), u.new_zeros(len(u), len(u))
         for rest, sent, read, noise in self._layers(u, by=True):
             model = sent.at.T @ read.at  # the derivative by log α
@@ -64,7 +71,7 @@ class AllSamples:
                 into[-1] += (model * matrix).sum() / noise**2
             cost = cost + rest.square().sum() / noise**2
         N[:-1, -1] = N[-1, :-1]
-        return cost, gradient, N
+        return Normal(cost[None], gradient[None], N[None], self.costs, ROUNDING)
 
     def _layers(self, u: Tensor, *, by: bool) -> list[tuple[Tensor, Moved, Moved, float]]:
         """(what is left of ∇W, δ, what was read, noise) of every layer, biases as a last column."""
@@ -92,18 +99,9 @@ def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor
     condition = samples.samples[0].condition
     start = condition.unknowns_of(X)
     u = torch.cat([start.flatten(), start.new_tensor([alpha]).log()])
-    damping = u.new_full((1,), 1e-6)
-    for _ in range(_ROUNDS):
-        cost, gradient, N = samples.linearized(u)
-        moved = u + damped_step(gradient[None], N[None], damping)[0]
-        there = samples.cost(moved)
-        if bool(there < cost):
-            u, damping = moved, (damping / 10).clamp_min(1e-14)
-            if bool(there > _STALLED * cost):
-                break
-        else:
-            damping = damping * 10
-    cost, _, N = samples.linearized(u)
+    u = descend(samples, u[None], _DESCENT).s[0]
+    at = samples.linearize(u[None])
+    cost, N = at.cost[0], at.matrix[0]
     entries = sum(step.grad_W.numel() for step in samples.steps)
     left = (cost / max(entries - len(u), 1)).sqrt().clamp_min(1.0)
     scale = N.diagonal().clamp_min(1e-300).rsqrt()

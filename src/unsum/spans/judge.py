@@ -1,7 +1,9 @@
-"""What may be claimed about samples that were read out of two spans: the evidence, laid before `certify.claim`.
+"""What may be claimed about samples that were read out of two spans: the evidence, laid before
+`certify.claim`.
 
-The roots know nothing of labels, of the loss, or of the gradient's scale. So these are checks of their own: one loss must explain
-the gradients at the logits, and the samples, sent through the layers again, must explain every tensor but for its rounding.
+The roots know nothing of labels, of the loss, or of the gradient's scale. So these are checks of
+their own: one loss must explain the gradients at the logits, and the samples, sent through the
+layers again, must explain every tensor but for its rounding.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor
 from unsum.certify.claim import FALSE_ERROR, Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_drowned, doubt_several, doubt_unexplained
+from unsum.engine.found import FoundPoints
 from unsum.engine.replay import tolerance
 from unsum.engine.twins import FAR
 from unsum.knowledge import Knowledge
@@ -23,7 +26,6 @@ from unsum.local_training import LocalTraining
 from unsum.network.chain import Shape
 from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.spans.search import Roots
 from unsum.spans.targets import LossReading
 from unsum.spans.training import Unrolled, Visited
 
@@ -42,9 +44,10 @@ _LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the r
 
 @dataclass(frozen=True)
 class Answer:
-    """Samples with what the head says about them, and what they leave of the gradients when they are played again."""
+    """Samples with what the head says about them, and what they leave of the gradients when they
+    are played again."""
 
-    roots: Roots
+    roots: FoundPoints
     X: Tensor  # (R, n), the roots' or better ones
     errors: Tensor
     reading: LossReading
@@ -54,8 +57,9 @@ class Answer:
 
     @property
     def moved(self) -> Tensor:
-        """(R,) whether the last solve took a sample farther from where the spans have it than they allow."""
-        far = (self.X - self.roots.X).norm(dim=1) / self.X.norm(dim=1).clamp_min(1e-300)
+        """(R,) whether the last solve took a sample farther from where the spans have it than they
+        allow."""
+        far = (self.X - self.roots.points).norm(dim=1) / self.X.norm(dim=1).clamp_min(1e-300)
         return ~(far < (_MOVED * self.roots.errors + _STAYS).clamp_max(_FARTHEST))
 
     @property
@@ -121,8 +125,8 @@ def doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
 
 
 def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge) -> list[str]:
-    """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's negative with the other label
-    sends the same. Each is tried, and all at once."""
+    """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's
+    negative with the other label sends the same. Each is tried, and all at once."""
     batch = replayed.batch
     two = batch.loss.name == "cross-entropy" and batch.Y.shape[1] == 2
     if knowledge.labels is not None or not (two or batch.loss.many_labels):
@@ -142,7 +146,8 @@ def _doubt_samples(
 ) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one.
 
-    `weighed`: the samples share a weight that is known, so all of them are several, equally often, or none is.
+    `weighed`: the samples share a weight that is known, so all of them are several, equally often,
+    or none is.
     """
     drowned = doubt_drowned(replayed.contributions())
     if drowned:
@@ -155,7 +160,8 @@ def _doubt_samples(
 
 @dataclass(frozen=True)
 class UnrolledAnswer:
-    """Samples of unrolled local steps; `groups` (visits,) says which visits are of one sample, `missing` how many have none."""
+    """Samples of unrolled local steps; `groups` (visits,) says which visits are of one sample,
+    `missing` how many have none."""
 
     found: Unrolled
     training: LocalTraining
@@ -166,13 +172,14 @@ class UnrolledAnswer:
 
     @property
     def sizes_told(self) -> bool:
-        """Whether weights tell how many samples a step has: they share what the rate and the momentum make of it."""
+        """Whether weights tell how many samples a step has: they share what the rate and the
+        momentum make of it."""
         return self.found.even and self.training.learning_rate is not None
 
     def counted(self, knowledge: Knowledge) -> Counted:
         """How many samples the visits are of."""
         seen = self.found.seen
-        X, errors = (torch.cat([getattr(one.roots, name) for one in seen]) for name in ("X", "errors"))
+        X, errors = (torch.cat([getattr(one.roots, name) for one in seen]) for name in ("points", "errors"))
         labels, copies = (
             torch.cat(parts) for parts in ([one.labels for one in seen], [self.copies(one) for one in seen])
         )
@@ -193,7 +200,8 @@ class UnrolledAnswer:
 
 
 def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Claim:
-    """The claim about the samples of all steps: played step by step, they leave no more than rounded weights do."""
+    """The claim about the samples of all steps: played step by step, they leave no more than
+    rounded weights do."""
     found = answer.found
     explained = answer.missing <= 0 and found.unexplained < _ROUNDED
     doubts = [] if answer.missing > 0 else _doubt_sizes(answer, knowledge)
@@ -239,9 +247,9 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
             replace(step, grad_W=left.grad_W + by_W, grad_b=None if left.grad_b is None else left.grad_b + by_b)
             for step, left, (by_W, by_b) in zip(met.steps, found.left, put, strict=True)
         ]
-        Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.X)
+        Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.points)
         shapes: list[Shape] = [(step.W.shape[1],) for step in steps]
-        batch = PlayedBatch(steps, seen.roots.X, Y, seen.weights[:, None], shapes)
+        batch = PlayedBatch(steps, seen.roots.points, Y, seen.weights[:, None], shapes)
         told = replace(knowledge, labels=None, batch_size=None if knowledge.known_batch_size is None else len(seen))
         replayed = replay(batch, seen.roots.errors)
         limit = _ROUNDED * max(replayed.replay.unexplained, tolerance())

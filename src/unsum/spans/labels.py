@@ -1,7 +1,9 @@
-"""Labels of single samples by the backward spans, and the gradients without them: what is needed to look for the rest.
+"""Labels of single samples by the backward spans, and the gradients without them: what is needed to
+look for the rest.
 
-Of the C labels that a found sample may carry, one sends its gradient δ into the column spaces of both layers. Its weight in the
-gradient follows from Wedderburn's identity: taking β d aᵀ out of ∇W lowers the rank exactly for β = 1 / (aᵀ ∇W⁺ d).
+Of the C labels that a found sample may carry, one sends its gradient δ into the column spaces of
+both layers. Its weight in the gradient follows from Wedderburn's identity: taking β d aᵀ out of ∇W
+lowers the rank exactly for β = 1 / (aᵀ ∇W⁺ d).
 """
 
 from __future__ import annotations
@@ -9,18 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.engine.found import FoundPoints
 from unsum.network.chain import Step, backward, forward
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, Further
-from unsum.spans.search import Roots
 
 _LABELS = 64  # the most likely classes that are tried of many
 _EQUAL = 1e-6  # of δ outside the spans: labels that differ by less fit equally
 
 
-def deflate(condition: Condition, steps: list[Step], found: Roots) -> Condition | None:
+def deflate(condition: Condition, steps: list[Step], found: FoundPoints) -> Condition | None:
     """The condition without the found samples; None where nothing would be left."""
-    here, X = condition.here, found.X
+    here, X = condition.here, found.points
     if len(condition.next) <= len(X) or (len(here) <= len(X) and not here.full):
         return None
     labels, weights = read_labels(steps, here, condition.next, X)
@@ -46,7 +48,8 @@ def left_behind(errors: Tensor, delta: Tensor, read: Tensor) -> float:
 
 
 def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor) -> tuple[Tensor, Tensor]:
-    """(R,) for each sample by itself the label that fits best, under cross-entropy, and (R,) its weight in the gradient."""
+    """(R,) for each sample by itself the label that fits best, under cross-entropy, and (R,) its
+    weight in the gradient."""
     read, z = forward(steps, X)
     P, C = z[-1].softmax(1), z[-1].shape[1]
     rows = steps[-1].grad_W.norm(dim=1)  # largest where samples have the class

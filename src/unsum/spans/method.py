@@ -1,9 +1,12 @@
-"""`spans`: every sample of a batch out of two consecutive dense layers, whatever the number of classes.
+"""`spans`: every sample of a batch out of two consecutive dense layers, whatever the number of
+classes.
 
 1. The row space of each layer's gradient is the span of what it read (`basis`).
 2. A sample is a point of the first span whose activation lies in the second (`roots`, `search`).
-3. All samples together give the gradients at the logits, and these the loss, the labels and the scale (`targets`).
-4. The samples are sent through the layers again; what that leaves decides what is claimed (`judge`).
+3. All samples together give the gradients at the logits, and these the loss, the labels and the
+   scale (`targets`).
+4. The samples are sent through the layers again; what that leaves decides what is claimed
+   (`judge`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each, nothing
+from unsum.engine.found import FoundPoints
 from unsum.engine.replay import tolerance
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -36,7 +40,7 @@ from unsum.spans.maps import separate_maps
 from unsum.spans.missing import told_again, with_missing
 from unsum.spans.pair import Pair, choose_pair, dense_steps
 from unsum.spans.roots import Condition
-from unsum.spans.search import Roots, blurred, refined, search
+from unsum.spans.search import blurred, refined, search
 from unsum.spans.settle import Sample, settle
 from unsum.spans.targets import LossReading, read_loss
 from unsum.spans.training import rounded_entry
@@ -68,7 +72,8 @@ def spans(
     progress: Progress = SILENT,
     loss: Loss | None = None,
 ) -> Leak:
-    """Samples as roots of the first span's condition on the second; labels, loss and scale afterwards."""
+    """Samples as roots of the first span's condition on the second; labels, loss and scale
+    afterwards."""
     assert model is not None
     assert update is not None
     refused: UnsumError | None = None
@@ -96,7 +101,8 @@ def spans(
 
 @dataclass(frozen=True)
 class _Asked:
-    """Whose head and layers are asked, what is known besides, and who hears how far the search has come."""
+    """Whose head and layers are asked, what is known besides, and who hears how far the search has
+    come."""
 
     head: Head
     chain: Chain
@@ -106,11 +112,12 @@ class _Asked:
     progress: Progress
 
     def reading(self, pair: Pair, X: Tensor) -> LossReading:
-        """The loss and the labels that explain the head's gradient, for samples X (R, n) of the pair's first layer."""
+        """The loss and the labels that explain the head's gradient, for samples X (R, n) of the
+        pair's first layer."""
         read, written = forward(pair.steps, X)
         return read_loss(self.head, read[-1], written[-1], self.loss, self.knowledge)
 
-    def search(self, condition: Condition, expected: int, further: int, *, most: bool) -> tuple[Roots, Tensor]:
+    def search(self, condition: Condition, expected: int, further: int, *, most: bool) -> tuple[FoundPoints, Tensor]:
         return search(condition, expected, self.seed + further, self.progress, most=most)
 
     def nothing(self, why: str) -> Leak:
@@ -166,15 +173,16 @@ def _with_dropout(asked: _Asked, shares: dict[str, float], update: Update) -> Le
         number = f"{len(found)} of {pair.expected} samples"
         return asked.nothing(f"{number} were found through dropout, too few to read the masks above them.")
     pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
-    reading = asked.reading(pair, found.roots.X)
+    reading = asked.reading(pair, found.points)
     if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
         return asked.nothing("Samples that dropout fell on alike cannot be told apart.")
-    played, errors, X = _polished(pair, found.roots, reading)
-    return _leak(asked, pair, Answer(found.roots, X, errors, reading, played, 0))
+    played, errors, X = _polished(pair, found, reading)
+    return _leak(asked, pair, Answer(found, X, errors, reading, played, 0))
 
 
 def _best(asked: _Asked, pair: Pair) -> Answer | None:
-    """The forward spans' samples where they explain the gradients; else what the backward spans make of their points."""
+    """The forward spans' samples where they explain the gradients; else what the backward spans
+    make of their points."""
     condition = pair.condition
     limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
     classes = asked.knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
@@ -184,7 +192,7 @@ def _best(asked: _Asked, pair: Pair) -> Answer | None:
     for attempt in range(_RETOLD):  # the more samples, the better they tell what is lacking
         if not pair.next.lacking or not 0 < len(roots) < pair.expected:
             break
-        pair = told_again(pair, roots.X)
+        pair = told_again(pair, roots.points)
         roots = _completed(asked, pair, refined(pair.condition, roots), attempt)
     forward = _answered(asked, pair, roots)
     if pair.next.lacking or (forward is not None and forward.left < limit):
@@ -197,9 +205,10 @@ def _best(asked: _Asked, pair: Pair) -> Answer | None:
     return forward if forward is not None and forward.left < limit else settled
 
 
-def _completed(asked: _Asked, pair: Pair, found: Roots, further: int) -> Roots:
-    """All samples, from some: what was found is taken out, and the rest looked for, again and again. When none is missing, those
-    that one start alone led to are looked for by other starts, where the others are taken out."""
+def _completed(asked: _Asked, pair: Pair, found: FoundPoints, further: int) -> FoundPoints:
+    """All samples, from some: what was found is taken out, and the rest looked for, again and
+    again. When none is missing, those that one start alone led to are looked for by other starts,
+    where the others are taken out."""
     for attempt in range(_PASSES * pair.expected):
         missing, once = _open(pair, found)
         if not 0 <= missing < pair.expected or not (missing or once):
@@ -215,14 +224,15 @@ def _completed(asked: _Asked, pair: Pair, found: Roots, further: int) -> Roots:
     return found
 
 
-def _open(pair: Pair, found: Roots) -> tuple[int, int]:
+def _open(pair: Pair, found: FoundPoints) -> tuple[int, int]:
     """(samples that are missing, samples that one start alone led to)."""
     return pair.expected - len(found), int((found.hits < 2).sum())
 
 
-def _settled(asked: _Asked, pair: Pair, roots: Roots, points: Tensor) -> Roots:
-    """Samples among roots and points, for labels that are classes: what is settled is taken out, and the rest looked for."""
-    found, known, head = Roots.none(pair.steps[0]), None, asked.head
+def _settled(asked: _Asked, pair: Pair, roots: FoundPoints, points: Tensor) -> FoundPoints:
+    """Samples among roots and points, for labels that are classes: what is settled is taken out,
+    and the rest looked for."""
+    found, known, head = FoundPoints.none(pair.steps[0].W), None, asked.head
     one_logit = len(head.W) == 1
     usual = asked.loss or (BinaryCrossEntropy() if one_logit else CrossEntropy())
     if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
@@ -230,7 +240,7 @@ def _settled(asked: _Asked, pair: Pair, roots: Roots, points: Tensor) -> Roots:
     condition = pair.condition
     alpha = 1 / usual.divisor(head.W.new_zeros(pair.expected, len(head.W))) if head.reduction == "mean" else 1.0
     for attempt in range(1, _PASSES):
-        some = torch.cat([roots.X, points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1]])
+        some = torch.cat([roots.points, points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1]])
         new, weights = settle(condition, pair.steps, some, usual, alpha, known, pinned=False)
         if len(found) and len(found.joined(new)) == len(found):
             new, weights = settle(condition, pair.steps, some, usual, alpha, known, pinned=True)
@@ -245,17 +255,19 @@ def _settled(asked: _Asked, pair: Pair, roots: Roots, points: Tensor) -> Roots:
     return _completed(asked, pair, found, _PASSES)
 
 
-def _answered(asked: _Asked, pair: Pair, roots: Roots) -> Answer | None:
+def _answered(asked: _Asked, pair: Pair, roots: FoundPoints) -> Answer | None:
     """None where there are no samples, or more than directions: then they are mixtures."""
     missing = pair.expected - len(roots)
     if len(roots) == 0 or missing < 0:
         return None
     if missing:  # what is missing would spoil every least-squares solve
-        labels, weights = read_labels(pair.steps, pair.here, pair.next, roots.X)  # of each by itself
-        Y = torch.nn.functional.one_hot(labels, len(pair.steps[-1].W)).to(roots.X)
+        labels, weights = read_labels(pair.steps, pair.here, pair.next, roots.points)  # of each by itself
+        Y = torch.nn.functional.one_hot(labels, len(pair.steps[-1].W)).to(roots.points)
         reading = LossReading(CrossEntropy(), Y, weights, 0.0)
-        return Answer(roots, roots.X, roots.errors, reading, _played(pair, roots.X, reading, roots.errors), missing)
-    reading = asked.reading(pair, roots.X)
+        return Answer(
+            roots, roots.points, roots.errors, reading, _played(pair, roots.points, reading, roots.errors), missing
+        )
+    reading = asked.reading(pair, roots.points)
     played, errors, X = _polished(pair, roots, reading)
     answer = Answer(roots, X, errors, reading, played, missing)
     large = len(X) * len(pair.here) > MOST or pair.steps[0].grad_W.numel() > _LARGE
@@ -306,9 +318,10 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
     return _with_inputs(asked.chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
 
 
-def _polished(pair: Pair, roots: Roots, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
-    """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given what the layers above send."""
-    X, errors = roots.X, roots.errors
+def _polished(pair: Pair, roots: FoundPoints, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
+    """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given
+    what the layers above send."""
+    X, errors = roots.points, roots.errors
     played = _played(pair, X, reading, errors)
     step = pair.steps[0]
     for _ in range(_POLISHES):
@@ -341,7 +354,7 @@ def _with_inputs(chain: Chain, found: FoundSamples) -> Leak:
     return replace(leak, inputs=inputs, inputs_exact=grant_each(MARGIN * found.errors, above=leak.exact), notes=notes)
 
 
-def _remarks(pair: Pair, roots: Roots, times: Tensor) -> list[str]:
+def _remarks(pair: Pair, roots: FoundPoints, times: Tensor) -> list[str]:
     names = f"{pair.steps[0].name!r} and {pair.steps[1].name!r}"
     notes = [f"{len(roots)} of {pair.expected} samples were read out of the spans of the layers {names}."]
     if int(times.max()) > 1:

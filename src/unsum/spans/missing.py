@@ -1,13 +1,16 @@
-"""A direction that the second layer does not send: the samples' δ are dependent there, and one mixture of them is lost.
+"""A direction that the second layer does not send: the samples' δ are dependent there, and one
+mixture of them is lost.
 
-A head of C classes sends back in C − 1 directions, gated by the second layer's ReLUs. Where more samples than that open the same
-units, as in untrained networks, their δ are dependent: the second layer's ∇W has a direction fewer than the first's, and its rows
-span all but one direction w of what it read. No sample lies in that span, but all lie beside it in the same direction:
+A head of C classes sends back in C − 1 directions, gated by the second layer's ReLUs. Where more
+samples than that open the same units, as in untrained networks, their δ are dependent: the second
+layer's ∇W has a direction fewer than the first's, and its rows span all but one direction w of what
+it read. No sample lies in that span, but all lie beside it in the same direction:
 
     a(s) = mask ⊙ (s K + c)        a(s) outside the span = κ w, with one w for all samples
 
-Descents end beside the samples, some with every ReLU right. What they send back shows which: then δ lies in the column spaces.
-Off the directions in which s moves it, what such an end leaves is κ w; a few of them give w, by linear algebra.
+Descents end beside the samples, some with every ReLU right. What they send back shows which: then δ
+lies in the column spaces. Off the directions in which s moves it, what such an end leaves is κ w; a
+few of them give w, by linear algebra.
 """
 
 from __future__ import annotations
@@ -18,46 +21,61 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import Descent
+from unsum.engine.found import FoundPoints
 from unsum.losses import BinaryCrossEntropy, CrossEntropy
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import deflate
 from unsum.spans.pair import Pair
-from unsum.spans.roots import NEAR, Condition, descend, starts
-from unsum.spans.search import SLACK, Roots, levels, roots_among, tried_starts
+from unsum.spans.roots import STARTS, Condition, descend, starts
+from unsum.spans.search import SLACK, levels, roots_among, tried_starts
 from unsum.spans.settle import Sample, outside_columns
 
-_STARTS, _ROUNDS = 1024, 4  # descents at a time, and how often: one in a hundred ends with every ReLU right
-_FEWEST = 4  # ends that tell w: two leave it open, and one more may be wrong
-_RIGHT = 0.01  # of δ outside the column spaces: every ReLU is right, and the rest is the error of p
-_APART = 0.02  # relative distance from which two ends are two
-_AGREE = 10.0  # times the usual distance beside the line of w: an end that lies farther off has a wrong ReLU
-_ALONE = 0.03  # error of w from which it is no direction, but one of many
-_STEPS = 60  # of a descent
-_AGAIN = 4  # rounds with w known: more samples tell it better
+# [descents] of a round, and [rounds]: one descent in a hundred ends with every ReLU right.
+# Chosen by: arbitrary budget.
+_STARTS, _ROUNDS = 1024, 4
+# [ends] that determine w: two leave it open, and one more may be wrong. Chosen by: counting.
+_FEWEST = 4
+# [of δ] that may lie outside the column spaces where every ReLU is right: the error of p.
+# Chosen by: arbitrary margin.
+_RIGHT = 0.01
+_APART = 0.02  # [relative distance] from which two ends are two. Chosen by: arbitrary margin.
+# [of the usual distance from the line of w] an end that lies farther off has a wrong ReLU.
+# Chosen by: arbitrary margin.
+_AGREE = 10.0
+# [error of w] from which it is no direction, but one of many. Chosen by: arbitrary margin.
+_ALONE = 0.03
+_AGAIN = 4  # [rounds] with w known: more samples determine it better. Chosen by: arbitrary budget.
 
 
 def with_missing(pair: Pair, seed: int) -> Pair:
-    """The pair with the direction that its second layer lacks, where exactly one is lacking and can be told."""
+    """The pair with the direction that its second layer lacks, where exactly one is lacking and can
+    be told."""
     rectified = all(step.activation.name == "ReLU" for step in pair.steps[:-1])
     lacks_one = len(pair.here) == len(pair.next) + 1 and not pair.here.full and pair.beyond is None
     if not lacks_one or not rectified or not pair.next.has_bias:
         return pair
     condition, generator = pair.condition, torch.Generator().manual_seed(seed)
-    ends, found, left, told = condition.K.new_zeros(0, condition.unknowns), Roots.none(condition.step), condition, None
+    ends, found, left, told = (
+        condition.K.new_zeros(0, condition.unknowns),
+        FoundPoints.none(condition.step.W),
+        condition,
+        None,
+    )
     for _ in range(_ROUNDS):
-        s, misfits = descend(left, starts(left, _STARTS, generator, rows=True), _STEPS, 0.0)
-        X = left.inputs(s)[misfits < NEAR]
+        tried = descend(left, starts(left, _STARTS, generator, rows=True))
+        X = left.inputs(tried.s)[tried.misfit < STARTS.near]
         ends = _distinct(condition, torch.cat([ends, _right(pair, condition, condition.unknowns_of(X))]))
         told = _direction(condition, ends)
         if told is not None or out_of_time("the direction that a layer lacks"):
             break
-        found = found.joined(_roots(pair, left, s, misfits))  # taken out, they leave fewer unknowns to the others
+        found = found.joined(_roots(pair, left, tried))  # taken out, they leave fewer unknowns to the others
         left = deflate(condition, pair.steps, found) or condition if len(found) else condition
     if told is None:
         return pair
     for _ in range(_AGAIN):
         longer = replace(pair, next=_with(pair.next, told)).condition
-        more = _right(pair, condition, tried_starts(longer, pair.expected, generator, first=True)[0])
+        more = _right(pair, condition, tried_starts(longer, pair.expected, generator, first=True).s)
         ends = _distinct(condition, torch.cat([more, ends]))
         told = _direction(condition, ends) or told
     return replace(pair, next=_with(pair.next, told))
@@ -73,16 +91,17 @@ def told_again(pair: Pair, X: Tensor) -> Pair:
 
 
 def _right(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
-    """Points beside the span whose ReLUs are those of a sample: what they send lies in the column spaces."""
+    """Points beside the span whose ReLUs are those of a sample: what they send lies in the column
+    spaces."""
     misfits = condition.misfit(s)
-    s = s[(misfits < NEAR) & (misfits > SLACK * levels(condition, s))]
+    s = s[(misfits < STARTS.near) & (misfits > SLACK * levels(condition, s))]
     return s[_sends_rightly(pair, condition, s)]
 
 
-def _roots(pair: Pair, condition: Condition, s: Tensor, misfits: Tensor) -> Roots:
+def _roots(pair: Pair, condition: Condition, ends: Descent) -> FoundPoints:
     """The samples that lie in the span, where w is hardly any of them."""
-    roots, _ = roots_among(condition, s, misfits)
-    return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.X))]
+    roots, _ = roots_among(condition, ends)
+    return roots[_sends_rightly(pair, condition, condition.unknowns_of(roots.points))]
 
 
 def _sends_rightly(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
@@ -100,7 +119,8 @@ def _distinct(condition: Condition, s: Tensor) -> Tensor:
 
 
 def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
-    """(w (m + 1,), its error) such that what an end leaves of a, off the ways that s moves it, is κ w, off these ways; or None.
+    """(w (m + 1,), its error) such that what an end leaves of a, off the ways that s moves it, is κ
+    w, off these ways; or None.
 
     Ends that do not agree with the others, because a ReLU is wrong after all, are left out.
     """
@@ -108,7 +128,7 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
     ends = [_off_its_ways(condition, z) for z in s @ condition.K + condition.c]
     while len(ends) >= _FEWEST:
         normal = V.new_zeros(size + len(ends), size + len(ends))
-        normal[:size, :size] = NEAR**2 * V.T @ V  # w lies outside of the span
+        normal[:size, :size] = STARTS.near**2 * V.T @ V  # w lies outside of the span
         for i, (left, Q) in enumerate(ends):
             told = left.square().sum()  # noise is the same in all, and those that leave hardly anything tell nothing
             normal[:size, :size] += told * (torch.eye(size).to(Q) - Q @ Q.T)
@@ -124,7 +144,8 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
 
 
 def _off_its_ways(condition: Condition, z: Tensor) -> tuple[Tensor, Tensor]:
-    """(what of a lies outside the span and off the ways that s moves it, relative, and an orthonormal basis of both)."""
+    """(what of a lies outside the span and off the ways that s moves it, relative, and an
+    orthonormal basis of both)."""
     on = (z > 0).to(z)
     a = torch.cat([on * z, torch.ones_like(z[:1])])
     ways = torch.cat([condition.next.rows, torch.nn.functional.pad(condition.K * on, (0, 1))])

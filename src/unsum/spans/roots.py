@@ -1,39 +1,49 @@
-"""Samples as roots: what lies in the span of one layer must, once it is activated, lie in the span of the next.
+"""Samples as roots: what lies in the span of one layer must, once it is activated, lie in the span
+of the next.
 
-x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there are directions. A mixture of
-samples fulfills the first condition and not the second, for the activation bends. No label, no loss and no other sample enters.
-Gauss–Newton with Levenberg's damping on ‖outside‖ / ‖all‖, from many starts at once. `reflect` brings them near
-where it can. The solver of `equation.levenberg` works on one point; here thousands of small ones share each matrix product.
+x = t Â is a sample where act(W x + b) ∈ span(A of the next layer). t has as many entries as there
+are directions. A mixture of samples fulfills the first condition and not the second, for the
+activation bends. No label, no loss and no other sample enters. What is minimized is ‖outside‖ /
+‖all‖, from many starts at once (`engine.descend`). `reflect` brings them near where it can.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from unsum.engine.budget import Budget
+from unsum.engine.descend import Descent, NonlinearProblem, Normal, StoppingRule
+from unsum.engine.descend import descend as follow
 from unsum.network.chain import Step
 from unsum.network.products import right_product
 from unsum.spans.basis import LayerSpan
 
-_MEMORY = {"cpu": 1 << 25, "cuda": 1 << 28}  # entries of all Jacobians together that are held at a time: 256 MB, 2 GB
-_FIRST, _LEAST, _MOST = 1e-1, 1e-12, 1e8  # of Levenberg, relative to the diagonal
-_HOPELESS = 12  # steps after which a start that has not come near is left
-NEAR = 0.15  # relative distance from the next span that counts as near
+# [of the largest diagonal entry] rounding of JᵀJ, a difference. Chosen by: float64's precision.
+ROUNDING = 1e-14
+UNTRIED = "further starts of the spans"
+# From random starts roots are reached within twenty steps, and a start that has not come near
+# after twelve ends elsewhere. Chosen by: arbitrary budget.
+STARTS = Budget(steps=60, damping=0.1, stalled=0.99, patience=4, refusals=4, trial=12)
+# From where reflections end, three or four steps lead to rounding. Chosen by: arbitrary budget.
+ENDS = replace(STARTS, steps=6, damping=1e-6, trial=None)
 
 
 @dataclass(frozen=True)
 class Further:
-    """A second condition: what the next layer, `step`, writes must lie in the span of the layer after it."""
+    """A second condition: what the next layer, `step`, writes must lie in the span of the layer
+    after it."""
 
     step: Step
     span: LayerSpan
 
 
 @dataclass(frozen=True)
-class Condition:
-    """z = s K + c is the layer's output for unknowns s (…, k), x = origin + s directions: affine where a bias fixes lengths."""
+class Condition(NonlinearProblem):
+    """z = s K + c is the layer's output for unknowns s (…, k), x = origin + s directions: affine
+    where a bias fixes lengths."""
 
     step: Step
     here: LayerSpan
@@ -55,6 +65,10 @@ class Condition:
         return cls(step, here, following, directions @ K, b + origin @ K, origin, directions, further)
 
     @property
+    def entries(self) -> int:
+        return self.unknowns * self.K.shape[1]
+
+    @property
     def unknowns(self) -> int:
         return len(self.K)
 
@@ -73,8 +87,20 @@ class Condition:
         return sum(span.rows.shape[1] - len(span) for span in self.spans)
 
     @property
+    def least_misfit(self) -> float:
+        """The misfit below which no sample gets, as far as noise goes."""
+        span = self.next
+        return span.noise * span.rows.shape[1] ** 0.5 / max(float(span.values[0]), 1e-300)
+
+    @property
+    def at_once(self) -> int:
+        """The number of points whose Jacobians are held at a time."""
+        return STARTS.at_once(self.entries, self.K.device.type)
+
+    @property
     def lengths_open(self) -> bool:
-        """Whether every multiple of a root is one: no bias in either layer, and an activation that keeps proportions."""
+        """Whether every multiple of a root is one: no bias in either layer, and an activation that
+        keeps proportions."""
         ends = self.c.new_tensor([-1.0, 1.0])
         f = self.step.activation.function
         biased = self.here.has_bias or any(span.has_bias for span in self.spans) or bool(self.c.any())
@@ -91,7 +117,8 @@ class Condition:
         return s
 
     def unknowns_at(self, z: Tensor) -> Tensor:
-        """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span evenly."""
+        """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span
+        evenly."""
         square = self.K @ self.K.T
         factor = torch.linalg.cholesky(square + 1e-13 * square.trace() * torch.eye(len(square)).to(square))
         s: Tensor = torch.cholesky_solve(self.K @ (z - self.c).T, factor).T
@@ -105,22 +132,26 @@ class Condition:
         return a
 
     def misfit(self, s: Tensor) -> Tensor:
-        """(k,) share of what the next layer reads that lies outside its span; of two layers, both shares as one length."""
+        """(k,) share of what the next layer reads that lies outside its span; of two layers, both
+        shares as one length."""
         reads = zip(self.reads(s), self.spans, strict=True)
         return torch.stack([span.outside(a).norm(dim=-1) / _size(a, span) for a, span in reads]).norm(dim=0)
 
-    def linearized(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual."""
+    def linearize(self, s: Tensor) -> Normal:
+        """The relative residual, whose squared norm is that of the misfit."""
         z = s @ self.K + self.c
         a, J = self.step.activation.function(z), self.K * self.step.activation.slope(z)[:, None, :]  # J (S, k, m)
         cost, gradient, N = relative(a, J, self.next)
         if self.further is None:
-            return cost, gradient, N
+            return self._normal(cost, gradient, N)
         step = self.further.step
         z = step.linear(a)
         a, J = step.activation.function(z), (J @ step.W.double().T) * step.activation.slope(z)[:, None, :]
         more = relative(a, J, self.further.span)
-        return cost + more[0], gradient + more[1], N + more[2]
+        return self._normal(cost + more[0], gradient + more[1], N + more[2])
+
+    def _normal(self, cost: Tensor, gradient: Tensor, N: Tensor) -> Normal:
+        return Normal(cost, gradient, N, lambda s: self.misfit(s).square(), ROUNDING)
 
 
 def _size(a: Tensor, span: LayerSpan) -> Tensor:
@@ -128,7 +159,8 @@ def _size(a: Tensor, span: LayerSpan) -> Tensor:
 
 
 def relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Tensor]:
-    """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J (S, k, m) is that of a."""
+    """(r·r (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of r, the part of a outside the span over a's size; J
+    (S, k, m) is that of a."""
     size = _size(a, span)
     outside = span.outside(a) / size[:, None]
     inside = J @ span.rows[:, : a.shape[1]].T
@@ -144,11 +176,13 @@ def relative(a: Tensor, J: Tensor, span: LayerSpan) -> tuple[Tensor, Tensor, Ten
 
 
 def starts(condition: Condition, number: int, generator: torch.Generator, *, rows: bool) -> Tensor:
-    """(number, k): where `rows`, the rows of ∇W themselves; then a half blends of two of them, and a half random mixtures.
+    """(number, k): where `rows`, the rows of ∇W themselves; then a half blends of two of them, and
+    a half random mixtures.
 
-    Row i of ∇W mixes the samples that drive unit i, which are few where ReLUs are off; over entry i of ∇b it is their weighted
-    mean. Such rows are the best starts: on untrained LeNets one in twelve ends in a sample, of random mixtures one in 300. Their
-    median length is that of random mixtures too. Without a bias nothing tells lengths, and z of size 1 is as good as any.
+    Row i of ∇W mixes the samples that drive unit i, which are few where ReLUs are off; over entry i
+    of ∇b it is their weighted mean. Such rows are the best starts: on untrained LeNets one in
+    twelve ends in a sample, of random mixtures one in 300. Their median length is that of random
+    mixtures too. Without a bias nothing tells lengths, and z of size 1 is as good as any.
     """
     k, device = condition.unknowns, condition.K.device
     means = _row_means(condition)
@@ -166,7 +200,8 @@ def starts(condition: Condition, number: int, generator: torch.Generator, *, row
 
 
 def _row_means(condition: Condition) -> Tensor:
-    """(≤ m, k) rows of ∇W as unknowns: over their entry of ∇b, or, without one, so that z is of size 1."""
+    """(≤ m, k) rows of ∇W as unknowns: over their entry of ∇b, or, without one, so that z is of
+    size 1."""
     here = condition.here
     mixed = here.columns.T @ here.core
     if not here.has_bias:
@@ -179,48 +214,8 @@ def _row_means(condition: Condition) -> Tensor:
     return means
 
 
-def at_once(condition: Condition) -> int:
-    """Starts whose Jacobians are held at a time."""
-    memory = _MEMORY.get(condition.K.device.type, _MEMORY["cpu"])
-    return max(1, memory // max(1, condition.unknowns * condition.K.shape[1]))
-
-
-def descend(
-    condition: Condition, s: Tensor, steps: int, enough: float, damping: float = _FIRST
-) -> tuple[Tensor, Tensor]:
-    """(s, misfit) of every start that came near, each followed to its end."""
-    if condition.unknowns == 0 or len(s) == 0:  # one sample, and a bias that tells its length; or no start
-        return s[:2], condition.misfit(s[:2])
-    found = [_descend(condition, part, steps, enough, damping) for part in s.split(at_once(condition))]
-    return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
-
-
-def _descend(condition: Condition, s: Tensor, steps: int, enough: float, first: float) -> tuple[Tensor, Tensor]:
-    done: list[tuple[Tensor, Tensor]] = []
-    damping = s.new_full((len(s),), first)
-    stalled = s.new_zeros(len(s))
-    for step in range(steps):
-        cost, gradient, N = condition.linearized(s)
-        moved = s + damped_step(gradient, N, damping)
-        there = condition.misfit(moved).square().nan_to_num(nan=torch.inf)
-        better = there < cost
-        stalled = torch.where(better & (there < 0.99 * cost), 0.0, stalled + 1)
-        s = torch.where(better[:, None], moved, s)
-        cost = torch.where(better, there, cost)
-        damping = torch.where(better, damping / 4, damping * 6).clamp(_LEAST, _MOST)
-        ended = (cost.sqrt() < enough) | (stalled > 4) | ((step >= _HOPELESS) & (cost.sqrt() > NEAR))
-        if bool(ended.any()):
-            done.append((s[ended], cost[ended].sqrt()))
-            s, damping, stalled = s[~ended], damping[~ended], stalled[~ended]
-        if len(s) == 0:
-            break
-    if len(s):
-        done.append((s, condition.misfit(s)))
-    return torch.cat([one[0] for one in done]), torch.cat([one[1] for one in done])
-
-
-def damped_step(gradient: Tensor, N: Tensor, damping: Tensor) -> Tensor:
-    diagonal = N.diagonal(dim1=1, dim2=2)
-    added = damping[:, None] * diagonal + 1e-14 * diagonal.amax(1, keepdim=True).clamp_min(1e-300)
-    factor, _ = torch.linalg.cholesky_ex(N + torch.diag_embed(added))
-    return -torch.cholesky_solve(gradient[..., None], factor)[..., 0].nan_to_num()
+def descend(condition: Condition, s: Tensor, budget: Budget = STARTS) -> Descent:
+    """Every start, followed until no sample fits better, or as far as its misfit falls."""
+    if condition.unknowns == 0:  # one sample, and a bias that determines its length
+        s = s[:2]
+    return follow(condition, s, budget, StoppingRule(condition.least_misfit**2, untried=UNTRIED))

@@ -1,92 +1,54 @@
-"""Rounds of starts until every direction has its sample; what was found is taken out of the gradients on the way."""
+"""Rounds of starts until every direction has its sample; what was found is taken out of the
+gradients on the way."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import Descent
+from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
-from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
-from unsum.spans.roots import Condition, at_once, descend, starts
+from unsum.spans.roots import ENDS, UNTRIED, Condition, descend, starts
 
-WALKERS = 64  # starts of a round of reflections at least
-# Starts for each sample that is looked for: one finds a fifth of them, and a GPU has room for more.
+WALKERS = 64  # [starts] of a round of reflections at least. Chosen by: arbitrary budget.
+# [starts] for each sample that is sought: one start finds a fifth of them, and a GPU has room for
+# more. Chosen by: arbitrary budget.
 _CROWD = {"cpu": 1, "cuda": 4}
-_ALIKE = 0.1  # of what the layer writes: ends of reflections within it lead to one sample
-WALK = 2000  # steps of theirs: at a third of the width 200 are enough, at 0.4 of it every second needs more
-_LAST, _HARDLY = 6, 1e-6  # steps and damping of Gauss–Newton from where reflections end: three or four lead to rounding
-_STEPS = 60  # of a start without reflections: roots are reached within twenty
-SLACK = 30.0  # times the misfit that noise leaves: a root; everything else ends a thousand times higher
-_MOST_MISFIT = 1e-2  # of a root, however noisy the gradient is
-VAGUE = 1e-2  # predicted relative error from which a point is one of many that fit
-_SAME = 1e-4  # relative distance within which two roots are one
-_PER_SAMPLE = 8  # starts of a round of descents for each sample that is looked for
-_FEWEST, _LARGEST = 64, 2048  # starts of such a round
-_BARREN = 4  # rounds in a row without a new sample, after which the search ends
-PATIENCE = 8.0  # seconds of computing without a new sample, after which it ends too, as the head's solver does
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Tensors, or other `Rows`, with a row for each sample; `those[kept]` are some of them."""
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
-
-    def __getitem__(self, kept: Tensor) -> Self:
-        return type(self)(*(getattr(self, field.name)[kept] for field in fields(self)))
-
-
-@dataclass(frozen=True)
-class Roots(Rows):
-    """Samples that were found: inputs (R, n) of the layer, predicted relative errors, and how many starts ended in each."""
-
-    X: Tensor
-    errors: Tensor
-    hits: Tensor
-    misfits: Tensor
-
-    @classmethod
-    def none(cls, step: Step) -> Roots:
-        empty = torch.zeros(0, dtype=torch.float64, device=step.W.device)
-        return cls(empty.new_zeros(0, step.W.shape[1]), empty, empty, empty)
-
-    def confirmed_by(self, other: Roots) -> Roots:
-        """These samples, with the starts of others that ended in the same ones."""
-        if len(self) == 0 or len(other) == 0:
-            return self
-        within = (_SAME + 10 * (self.errors[:, None] + other.errors)).clamp_max(VAGUE)
-        near = torch.cdist(self.X, other.X) < within * self.X.norm(dim=1, keepdim=True)
-        return replace(self, hits=self.hits + near.to(self.hits) @ other.hits)
-
-    def joined(self, other: Roots) -> Roots:
-        """Both, each sample once: the better reading of it stays, and hits add up."""
-        X, errors = torch.cat([self.X, other.X]), torch.cat([self.errors, other.errors])
-        hits, misfits = torch.cat([self.hits, other.hits]), torch.cat([self.misfits, other.misfits])
-        within = (_SAME + 10 * (errors[:, None] + errors)) * X.norm(dim=1).clamp_min(1e-300)[:, None]
-        near = (torch.cdist(X, X) < within).cpu().numpy()
-        kept: list[int] = []
-        counts: list[float] = []
-        for i, hit in zip(misfits.argsort().tolist(), hits[misfits.argsort()].tolist(), strict=True):
-            first = near[i, kept].nonzero()[0]
-            if len(first):
-                counts[first[0]] += hit
-            else:
-                kept.append(i)
-                counts.append(hit)
-        return Roots(X[kept], errors[kept], hits.new_tensor(counts), misfits[kept])
+# [of what the layer writes] ends of reflections within it lead to one sample.
+# Chosen by: arbitrary margin.
+_ALIKE = 0.1
+# [steps] of a reflection: at a third of the width 200 are enough, at 0.4 of it every second start
+# needs more. Chosen by: arbitrary budget.
+WALK = 2000
+# [misfits that noise leaves] of a root at most; other ends are a thousand times higher.
+# Chosen by: arbitrary margin.
+SLACK = 30.0
+# [misfit] of a root at most, however noisy the gradient is. Chosen by: arbitrary margin.
+_MOST_MISFIT = 1e-2
+# [predicted relative error] from which a point is one of many that fit.
+# Chosen by: arbitrary margin.
+VAGUE = 1e-2
+# [starts] of a round of descents: for each sample that is sought, at least, and at most.
+# Chosen by: arbitrary budget.
+_PER_SAMPLE, _FEWEST, _LARGEST = 8, 64, 2048
+# [rounds] in a row without a new sample, after which the search ends. Chosen by: arbitrary budget.
+_BARREN = 4
+# [s] of computing without a new sample, after which it ends too, as the head's solver does.
+# Chosen by: arbitrary budget.
+PATIENCE = 8.0
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
-    """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise over singular value."""
+    """(S,) the misfit that noise leaves at samples: it turns every direction of a span by noise
+    over singular value."""
     reads = zip(condition.reads(s), condition.spans, strict=True)
     return torch.stack([level(a, span) for a, span in reads]).norm(dim=0)
 
@@ -100,29 +62,34 @@ def level(a: Tensor, span: LayerSpan) -> Tensor:
 
 
 def blurred(errors: Tensor, X: Tensor, span: LayerSpan) -> Tensor:
-    """(R,) relative errors of samples, with what noise turns their own span by: the unknowns within it do not see that."""
+    """(R,) relative errors of samples, with what noise turns their own span by: the unknowns within
+    it do not see that."""
     extended = (X.square().sum(1) + span.has_bias).sqrt() / X.norm(dim=1).clamp_min(1e-300)
     return torch.hypot(errors, level(X, span) * extended)
 
 
-def search(condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool) -> tuple[Roots, Tensor]:
-    """(samples, points that fit and are no samples) from starts, round after round, until `expected` are found, each twice, or
-    rounds bring nothing new. The points lie in families, which `settle` looks through.
+def search(
+    condition: Condition, expected: int, seed: int, progress: Progress, *, most: bool
+) -> tuple[FoundPoints, Tensor]:
+    """(samples, points that fit and are no samples) from starts, round after round, until
+    `expected` are found, each twice, or rounds bring nothing new. The points lie in families, which
+    `settle` looks through.
 
-    Where `most` are enough, the search ends with what a round gives: the rest is found sooner once these are taken out.
+    Where `most` are enough, the search ends with what a round gives: the rest is found sooner once
+    these are taken out.
     """
     generator = torch.Generator().manual_seed(seed)
     last = time.thread_time()
-    found, barren = Roots.none(condition.step), 0
-    points, first = [found.X], True
-    while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time("further starts of the spans"):
+    found, barren = FoundPoints.none(condition.step.W), 0
+    points, first = [found.points], True
+    while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time(UNTRIED):
         ended = tried_starts(condition, expected - len(found), generator, first=first)
-        before = len(found), int((found.hits > 1).sum())
-        new, near = roots_among(condition, *ended)
+        before = len(found), found.twice
+        new, near = roots_among(condition, ended)
         found = found.joined(new)
         points.append(near)
         first = False
-        twice = int((found.hits > 1).sum())
+        twice = found.twice
         if (most and len(found)) or (len(found) >= expected and twice == len(found)):
             break
         if (len(found), twice) > before:
@@ -133,32 +100,24 @@ def search(condition: Condition, expected: int, seed: int, progress: Progress, *
     return found, torch.cat(points)
 
 
-def refined(condition: Condition, roots: Roots) -> Roots:
-    """Roots of a deflated condition that are roots of the whole one, followed there where they are isolated there too: samples
-    that were taken out left their errors behind."""
-    s = condition.unknowns_of(roots.X)
-    again, _ = roots_among(condition, *descend(condition, s, _LAST, least_misfit(condition), _HARDLY))
+def refined(condition: Condition, roots: FoundPoints) -> FoundPoints:
+    """Roots of a deflated condition that are roots of the whole one, followed there where they are
+    isolated there too: samples that were taken out left their errors behind."""
+    s = condition.unknowns_of(roots.points)
+    again, _ = roots_among(condition, descend(condition, s, ENDS))
     misfits = condition.misfit(s)
     fit = replace(roots, misfits=misfits)[misfits < allowed(condition, levels(condition, s))]
     return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
 
 
-def least_misfit(condition: Condition) -> float:
-    """The misfit below which no sample gets, as far as noise goes."""
-    return condition.next.noise * condition.next.rows.shape[1] ** 0.5 / max(float(condition.next.values[0]), 1e-300)
-
-
-def tried_starts(
-    condition: Condition, wanted: int, generator: torch.Generator, *, first: bool
-) -> tuple[Tensor, Tensor]:
-    """(ends, their misfits) of one round of starts: reflections where the activation allows them, else descents alone."""
-    least = least_misfit(condition)
+def tried_starts(condition: Condition, wanted: int, generator: torch.Generator, *, first: bool) -> Descent:
+    """One round of starts: reflections where the activation allows them, else descents alone."""
     if condition.unknowns and walkable(condition):
         number = max(WALKERS, _CROWD.get(condition.K.device.type, 1) * wanted)
         s = reflected(condition, starts(condition, number, generator, rows=first), WALK)
-        return descend(condition, s[_few_alike(condition, s)], _LAST, least, _HARDLY)
+        return descend(condition, s[_few_alike(condition, s)], ENDS)
     number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
-    return descend(condition, starts(condition, number, generator, rows=first), _STEPS, least)
+    return descend(condition, starts(condition, number, generator, rows=first))
 
 
 def _few_alike(condition: Condition, s: Tensor) -> Tensor:
@@ -169,33 +128,36 @@ def _few_alike(condition: Condition, s: Tensor) -> Tensor:
     return few
 
 
-def roots_among(condition: Condition, s: Tensor, misfits: Tensor, slack: float = SLACK) -> tuple[Roots, Tensor]:
-    """(ends that are samples: nothing is left but noise, and nothing else nearby fits as well; points beside which others do)."""
+def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[FoundPoints, Tensor]:
+    """(samples, points beside which others fit as well) among the ends that leave only noise."""
+    s, misfits = ends.s, ends.misfit
     expected = levels(condition, s)
     near = misfits < allowed(condition, expected, slack)
     s, misfits, expected = s[near], misfits[near], expected[near]
     if len(s) == 0:
-        none = Roots.none(condition.step)
-        return none, none.X
+        none = FoundPoints.none(condition.step.W)
+        return none, none.points
     X = condition.inputs(s)
     errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
     sure = errors < VAGUE
-    return Roots(X[sure], errors[sure], torch.ones_like(errors[sure]), misfits[sure]), X[~sure]
+    return FoundPoints.of(X[sure], errors[sure], misfits[sure]), X[~sure]
 
 
 def allowed(condition: Condition, expected: Tensor, slack: float = SLACK) -> Tensor:
-    """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what the client's layers read,
-    which sums over many thousand inputs make larger than noise in layers of thousands of units."""
+    """(S,) the misfit up to which an end is a root: noise of the gradients, or the rounding of what
+    the client's layers read, which sums over many thousand inputs make larger than noise in layers
+    of thousands of units."""
     return (slack * expected.clamp_min(unit_of(condition.step.W))).clamp_max(_MOST_MISFIT)
 
 
 def predicted_errors(condition: Condition, s: Tensor, misfits: Tensor) -> Tensor:
-    """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or must be."""
+    """(S,) deviations of s: the condition's least-squares covariance at the noise that is left, or
+    must be."""
     spare = max(1, condition.equations - condition.unknowns)
     errors = []
-    few = at_once(condition)
+    few = condition.at_once
     for one, misfit in zip(s.split(few), misfits.split(few), strict=True):
-        errors.append(spread(condition.linearized(one)[2]) * misfit / spare**0.5)
+        errors.append(spread(condition.linearize(one).matrix) * misfit / spare**0.5)
     return torch.cat(errors)
 
 

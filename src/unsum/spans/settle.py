@@ -1,46 +1,58 @@
 """What the forward spans leave open, settled by all that one sample must fulfill.
 
-Samples with one pattern of ReLUs form a family: everything between them lies in both spans. Without biases a sample's length, or
-its sign, is free. Of such a family only the sample itself, with its label y and its weight α in the gradient, fulfills also
+Samples with one pattern of ReLUs form a family: everything between them lies in both spans. Without
+biases a sample's length, or its sign, is free. Of such a family only the sample itself, with its
+label y and its weight α in the gradient, fulfills also
 
-- δ_l ∈ column space of ∇W_l: what it sends back through both layers, which depends on y and on its logits;
+- δ_l ∈ column space of ∇W_l: what it sends back through both layers, which depends on y and on its
+  logits;
 - α aᵀ ∇W_l⁺ δ_l = 1: taken out with its weight, it lowers the rank (Wedderburn).
 
-Every equation is counted in units of its noise. Points of the families are the starts; each is followed for its likeliest labels.
+Every equation is counted in units of its noise. Points of the families are the starts; each is
+followed for its likeliest labels.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.budget import Budget
+from unsum.engine.descend import NonlinearProblem, Normal, descend
+from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
 from unsum.network.activations import Activation
 from unsum.network.chain import Step
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import Condition, damped_step
-from unsum.spans.search import PATIENCE, SLACK, Roots
+from unsum.spans.roots import ROUNDING, Condition
+from unsum.spans.search import PATIENCE, SLACK
 
-_STEPS = 25  # of one start: it begins on the family, and has few directions to go
-_STALLED, _PATIENT = 0.999, 4  # a step that keeps more of the cost has stalled; so many in a row are the end
-_LABELS = 3  # the likeliest ones that a start is tried with
-_WORTH = 5.0  # times as far outside the spans as the likeliest label: worth trying
-_CLASSES = 64  # that are looked at for them
-_ISOLATED = 1e-2  # predicted relative error from which a point is still one of many
-_EVEN = 1e-2  # relative distance of a weight from the usual one, or its multiple
-_MEMORY = 1 << 24  # entries of all Jacobians together that are held at a time: 128 MB
-_PINNED = 1e6  # weight of the equation that holds α at a value
+# A start begins on its family, and has few directions to go. Chosen by: arbitrary budget.
+_DESCENT = Budget(steps=25, damping=1e-2, patience=1, refusals=4, memory=1 << 24)
+# [labels] that a start is tried with at most, the likeliest ones. Chosen by: arbitrary budget.
+_LABELS = 3
+# [of the likeliest label's distance from the spans] up to which another label is tried.
+# Chosen by: arbitrary margin.
+_WORTH = 5.0
+# [classes] among which the labels are sought. Chosen by: arbitrary budget.
+_CLASSES = 64
+# [predicted relative error] from which a point is still one of many. Chosen by: arbitrary margin.
+_ISOLATED = 1e-2
+# [relative distance] of a weight from a multiple of the usual one. Chosen by: arbitrary margin.
+_EVEN = 1e-2
+_PINNED = 1e6  # [weight] of the equation that holds α at a value. Chosen by: arbitrary, large.
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of equation: values (S, R), their derivatives by the unknowns (S, k, R), and the size of their noise (S,)."""
+    """One kind of equation: values (S, R), their derivatives by the unknowns (S, k, R), and the
+    size of their noise (S,)."""
 
     value: Tensor
     slope: Tensor
@@ -110,8 +122,8 @@ class Sample:
         self.first = SpanLayer.of(steps[0], condition.here) if complete else None
 
     def passes(self, s: Tensor, Y: Tensor, *, by: bool = True) -> tuple[list[Moved], list[Moved], Tensor]:
-        """(what every layer reads, δ at what it writes, the size of p − y (S,)), forward and back; if not `by`, without
-        derivatives."""
+        """(what every layer reads, δ at what it writes, the size of p − y (S,)), forward and back;
+        if not `by`, without derivatives."""
         K = self.condition.K
         z = [Moved(s @ K + self.condition.c, (K if by else K[:0]).expand(len(s), -1, -1))]
         read = [Moved(self.condition.inputs(s), self.turned[: len(K) if by else 0].expand(len(s), -1, -1))]
@@ -175,34 +187,36 @@ def _bend(activation: Activation, z: Tensor) -> Tensor:
 
 def settle(
     condition: Condition, steps: list[Step], X: Tensor, loss: Loss, alpha: float, usual: float | None, *, pinned: bool
-) -> tuple[Roots, Tensor]:
+) -> tuple[FoundPoints, Tensor]:
     """Samples (R) among points X (P, n) of families, and their weights (R,).
 
-    The search for a weight begins at `alpha`, or holds it there; `usual` is what samples that are known already weigh.
+    The search for a weight begins at `alpha`, or holds it there; `usual` is what samples that are
+    known already weigh.
     """
     sample, pin = Sample(condition, steps, loss), Pin(math.log(alpha), _PINNED if pinned else 0.0)
     u, Y = _starts(sample, X, alpha)
-    chunk = max(1, _MEMORY // (u.shape[1] * 6 * condition.K.shape[1]))
+    family = _Family(sample, Y, pin)
     start, ended = time.thread_time(), []
-    for one, y in zip(u.split(chunk), Y.split(chunk), strict=True):
+    for rows in torch.arange(len(u), device=u.device).split(_DESCENT.at_once(family.entries, u.device.type)):
         if time.thread_time() > start + PATIENCE or out_of_time("families of samples that look alike"):
             break
-        ended.append(_followed(sample, one, y, pin))
+        ended.append(_followed(family.take(rows), u[rows]))
     if not ended:
-        return Roots.none(steps[0]), condition.K.new_zeros(0)
+        return FoundPoints.none(steps[0].W), condition.K.new_zeros(0)
     u, left, errors, vague = (torch.cat(part) for part in zip(*ended, strict=True))
     inputs, weights = condition.inputs(u[:, :-1]), u[:, -1].exp()
     errors = errors / inputs.norm(dim=1).clamp_min(1e-300)
     sure = (left < SLACK) & (errors < _ISOLATED) & weights.isfinite() & (weights > 0)
     sure[sure.clone()] = _in_keeping(weights[sure], vague[sure], usual)
-    kept = Roots(inputs[sure], errors[sure], torch.ones_like(errors[sure]), left[sure])
-    found = Roots.none(steps[0]).joined(kept)
-    nearest = torch.cdist(found.X, kept.X).argmin(1) if len(kept) else found.errors.long()
+    kept = FoundPoints.of(inputs[sure], errors[sure], left[sure])
+    found = kept.distinct()
+    nearest = torch.cdist(found.points, kept.points).argmin(1) if len(kept) else found.errors.long()
     return found, weights[sure][nearest]
 
 
 def _in_keeping(weights: Tensor, vague: Tensor, usual: float | None) -> Tensor:
-    """Which weights are the usual one, once or several times, within `vague`, the deviations of their logarithms."""
+    """Which weights are the usual one, once or several times, within `vague`, the deviations of
+    their logarithms."""
     if len(weights) == 0:
         return weights > 0
     ratios = weights / (usual or weights[vague.argmin()])
@@ -243,31 +257,45 @@ def outside_columns(sample: Sample, s: Tensor) -> Tensor:
 
 
 def _labels(sample: Sample) -> Tensor:
-    """(L, C) targets that come into question: of many classes those whose rows of the head's gradient are largest."""
+    """(L, C) targets that come into question: of many classes those whose rows of the head's
+    gradient are largest."""
     C = len(sample.W[-1])
     if C == 1:
         return torch.tensor([[0.0], [1.0]])
     return torch.eye(C)[sample.head_rows.topk(min(C, _CLASSES)).indices.cpu()]
 
 
-def _followed(sample: Sample, u: Tensor, Y: Tensor, pin: Pin) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(u, what is left in units of noise, deviations of s and of log α) after Gauss–Newton with Levenberg's damping."""
-    u, going = u.clone(), torch.arange(len(u), device=u.device)
-    damping, stalled = u.new_full((len(u),), 1e-2), u.new_zeros(len(u))
-    for _ in range(_STEPS):
-        here, y = u[going], Y[going]
-        r, J, units = sample.equations(here, y, pin)
-        moved = here + damped_step((J.mT @ r[..., None])[..., 0], J.mT @ J, damping[going])
-        there = sample.equations(moved, y, pin, units)[0].square().sum(1).nan_to_num(nan=torch.inf)
-        cost = r.square().sum(1)
-        better = there < cost
-        u[going] = torch.where(better[:, None], moved, here)
-        damping[going] = torch.where(better, damping[going] / 5, damping[going] * 5).clamp(1e-12, 1e8)
-        stalled[going] = torch.where(there < _STALLED * cost, 0.0, stalled[going] + 1)
-        going = going[stalled[going] < _PATIENT]
-        if len(going) == 0:
-            break
-    r, J, _ = sample.equations(u, Y, pin)
+@dataclass(frozen=True)
+class _Family(NonlinearProblem):
+    """The equations of starts u (S, k + 1) with a label each. A step is judged in the units of the
+    point that it leaves: larger noise would explain more."""
+
+    sample: Sample
+    Y: Tensor
+    pin: Pin
+
+    @property
+    def entries(self) -> int:
+        K = self.sample.condition.K
+        return (len(K) + 1) * 6 * K.shape[1]
+
+    def linearize(self, s: Tensor) -> Normal:
+        r, J, units = self.sample.equations(s, self.Y, self.pin)
+
+        def costs(moved: Tensor) -> Tensor:
+            return self.sample.equations(moved, self.Y, self.pin, units)[0].square().sum(1)
+
+        gradient, N = (J.mT @ r[..., None])[..., 0], J.mT @ J
+        return Normal(r.square().sum(1), gradient, N, costs, ROUNDING)
+
+    def take(self, rows: Tensor) -> _Family:
+        return replace(self, Y=self.Y[rows])
+
+
+def _followed(family: _Family, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(u, what is left in units of noise, deviations of s and of log α) where starts end."""
+    u = descend(family, u, _DESCENT).s
+    r, J, _ = family.sample.equations(u, family.Y, family.pin)
     left = r.square().mean(1).sqrt().nan_to_num(nan=torch.inf)
     sizes = J.norm(dim=1).clamp(1e-150, 1e150)
     even = (J / sizes[:, None]).nan_to_num(posinf=0.0, neginf=0.0)  # columns of one size: eigenvalues stay within k

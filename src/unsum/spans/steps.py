@@ -1,11 +1,14 @@
-"""Local training unrolled: the samples of every local step, out of the spans of the whole change of weights.
+"""Local training unrolled: the samples of every local step, out of the spans of the whole change of
+weights.
 
-A client that takes T steps sends  −Δ_l = Σ_t Σ_i w_ti δ_l,ti a_l,tiᵀ  for every layer l (less what weight decay takes). The spans
-of Δ hold what all steps read, and a sample of the first step is a root at the weights that were sent: samples of later steps met
-other weights, and are none. The first step's samples and labels give its gradient, and this the weights of the second step, where
+A client that takes T steps sends  −Δ_l = Σ_t Σ_i w_ti δ_l,ti a_l,tiᵀ  for every layer l (less what
+weight decay takes). The spans of Δ hold what all steps read, and a sample of the first step is a
+root at the weights that were sent: samples of later steps met other weights, and are none. The
+first step's samples and labels give its gradient, and this the weights of the second step, where
 the second step's samples are the roots; and so on, until nothing is left of Δ.
 
-Where a start ends beside a root, a sample of a later step is often near: such ends are the first starts of the steps that follow.
+Where a start ends beside a root, a sample of a later step is often near: such ends are the first
+starts of the steps that follow.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import torch
 from torch import Tensor
 
 from unsum.deadline import out_of_time
+from unsum.engine.descend import Descent
+from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step
@@ -25,15 +30,14 @@ from unsum.progress import Progress
 from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import read_labels
-from unsum.spans.roots import NEAR, Condition, descend, starts
-from unsum.spans.search import PATIENCE, Roots, least_misfit, roots_among, tried_starts
+from unsum.spans.roots import STARTS, Condition, descend, starts
+from unsum.spans.search import PATIENCE, roots_among, tried_starts
 from unsum.spans.training import MetWeights, Unrolled, Visited, less
 
 _SAMPLES = 32  # that a round of starts is made for: one in five to one in thirty ends in a sample of the step at hand
 _STARTS = 256  # of a round of descents
 _BARREN = 6  # rounds without a new sample, three of each kind, after which a step has no more
 _POOL = 1024  # ends that later steps begin from
-_STEPS = 60  # of one start
 _SLACK = 4.0  # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
 _ALIKE = 1e-2  # relative distance of two weights of one step, or of a sum of weights from the learning rate
 _OFTEN = 8  # copies of a sample in one step at most
@@ -82,7 +86,8 @@ class Unrolling:
         return found
 
     def evened(self, found: Unrolled) -> Unrolled:
-        """All steps with weights as their number makes them: η times how far the step's own movement reaches, over its samples.
+        """All steps with weights as their number makes them: η times how far the step's own
+        movement reaches, over its samples.
 
         Where the rate is not known, it is what most steps say.
         """
@@ -119,14 +124,14 @@ class Unrolling:
         whole = Condition.of(weights.steps[0], self.here, self.next)
         condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        roots, seen, near, barren, last = Roots.none(whole.step), None, [pool[:0]], 0, time.thread_time()
+        roots, seen, near, barren, last = FoundPoints.none(whole.step.W), None, [pool[:0]], 0, time.thread_time()
         while not self._whole(found, seen) and (barren < _BARREN or time.thread_time() < last + PATIENCE):
             if out_of_time("further starts of a local step"):
                 break
-            s, misfits = self._ends(condition, pool, len(near) - 1, generator)
-            near.append(condition.inputs(s[misfits < NEAR]))
-            more = roots.joined(roots_among(condition, s, misfits)[0])
-            news = (len(more), int((more.hits > 1).sum())) > (len(roots), int((roots.hits > 1).sum()))
+            ends = self._ends(condition, pool, len(near) - 1, generator)
+            near.append(condition.inputs(ends.s[ends.misfit < STARTS.near]))
+            more = roots.joined(roots_among(condition, ends)[0])
+            news = (len(more), more.twice) > (len(roots), roots.twice)
             barren, last = (0, time.thread_time()) if news else (barren + 1, last)
             roots, seen = more, self._labeled(whole, weights, more)
             sure = None if seen is None else seen[seen.roots.hits > 1]
@@ -134,16 +139,16 @@ class Unrolling:
                 condition = self._rest(self._taken(found, weights, sure)[0], weights, whole)
         return seen, _apart(torch.cat(near), roots)[:_POOL]
 
-    def _ends(self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(ends, misfits): of the pool at first, then of starts by turns with reflections and without.
+    def _ends(self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator) -> Descent:
+        """Ends of the pool at first, then of starts by turns with reflections and without.
 
         Reflections are faster, but where steps are short they arrive at samples of any step.
         """
         if turn == 0 and len(pool):
-            return descend(condition, condition.unknowns_of(pool), _STEPS, least_misfit(condition))
+            return descend(condition, condition.unknowns_of(pool))
         if turn % 2:
             s = starts(condition, _STARTS, generator, rows=turn < 2)
-            return descend(condition, s, _STEPS, least_misfit(condition))
+            return descend(condition, s)
         return tried_starts(condition, _SAMPLES, generator, first=turn < 2)
 
     def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
@@ -153,8 +158,8 @@ class Unrolling:
     def _lacking(self, found: Unrolled, seen: Visited) -> bool | None:
         """Whether a step lacks samples that it should have; None where nothing tells.
 
-        Under a mean all together weigh η, times how far the step reaches. Else a step has as many as declared, or as the step
-        before it.
+        Under a mean all together weigh η, times how far the step reaches. Else a step has as many
+        as declared, or as the step before it.
         """
         training = self.training
         told = training.steps or not (training.momentum or training.weight_decay)
@@ -167,7 +172,8 @@ class Unrolling:
     def _rest(self, found: Unrolled, weights: MetWeights, whole: Condition) -> Condition:
         """The condition without the samples that were found.
 
-        What a later epoch sees again stays in the first layer's span, which then has fewer directions than there are visits.
+        What a later epoch sees again stays in the first layer's span, which then has fewer
+        directions than there are visits.
         """
         if not found.seen:
             return whole
@@ -178,15 +184,16 @@ class Unrolling:
             spans[i] = spans[i].without(delta, read, max(1, len(spans[i]) - found.visits))
         return Condition.of(weights.steps[0], spans[0], spans[1])
 
-    def _labeled(self, whole: Condition, weights: MetWeights, roots: Roots) -> Visited | None:
-        """Roots read again in the whole spans, with labels and weights; what weighs differently is no sample of this step."""
+    def _labeled(self, whole: Condition, weights: MetWeights, roots: FoundPoints) -> Visited | None:
+        """Roots read again in the whole spans, with labels and weights; what weighs differently is
+        no sample of this step."""
         if len(roots) == 0:
             return None
-        read = descend(whole, whole.unknowns_of(roots.X), _STEPS, least_misfit(whole))
-        again = Roots.none(whole.step).joined(roots_among(whole, *read, _SLACK)[0]).confirmed_by(roots)
+        read = descend(whole, whole.unknowns_of(roots.points))
+        again = roots_among(whole, read, _SLACK)[0].distinct().confirmed_by(roots)
         if len(again) == 0:
             return None
-        labels, shares = read_labels(weights.steps, self.here, self.next, again.X)
+        labels, shares = read_labels(weights.steps, self.here, self.next, again.points)
         ratios = shares / shares.median()
         times = ratios.round().clamp(1, _OFTEN)
         kept = (ratios / times - 1).abs() < _ALIKE
@@ -196,8 +203,8 @@ class Unrolling:
         return Visited(again, labels, base * times)[kept]
 
 
-def _apart(X: Tensor, roots: Roots) -> Tensor:
+def _apart(X: Tensor, roots: FoundPoints) -> Tensor:
     """Ends that are none of the samples found."""
     if len(roots) == 0 or len(X) == 0:
         return X
-    return X[torch.cdist(X, roots.X).amin(1) > _SEEN * X.norm(dim=1)]
+    return X[torch.cdist(X, roots.points).amin(1) > _SEEN * X.norm(dim=1)]

@@ -1,7 +1,8 @@
-"""What local training leaves behind, and what of it samples explain: each step's part in the change of weights, the weights that
-every step met, and what rounding them leaves.
+"""What local training leaves behind, and what of it samples explain: each step's part in the change
+of weights, the weights that every step met, and what rounding them leaves.
 
-v ← μ v + η (g + λ w),  w ← w − v.  All of it is linear in the gradients g, so the change is a sum over all steps' samples.
+v ← μ v + η (g + λ w),  w ← w − v.  All of it is linear in the gradients g, so the change is a sum
+over all steps' samples.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from unsum.engine.found import FoundPoints, Rows
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step, backward, forward
 from unsum.separate.local_steps.movement import Schedule
-from unsum.spans.search import Roots, Rows
 from unsum.update import Update
 
 _PLACES = 8  # last places that sums of some hundred terms are off by
@@ -25,15 +26,17 @@ _DEVIATION = 0.29  # of a rounded number, in units of the last place: 1/√12
 
 @dataclass(frozen=True)
 class Visited(Rows):
-    """What one local step saw: inputs (R, n) of the first layer with their errors, labels, and how much each counts in −Δ."""
+    """What one local step saw: inputs (R, n) of the first layer with their errors, labels, and how
+    much each counts in −Δ."""
 
-    roots: Roots
+    roots: FoundPoints
     labels: Tensor
     weights: Tensor
 
     def passes(self, steps: list[Step]) -> tuple[list[Tensor], list[Tensor]]:
-        """(what every layer reads, δ at what it writes, with the samples' weights) at the weights that the step met."""
-        read, z = forward(steps, self.roots.X)
+        """(what every layer reads, δ at what it writes, with the samples' weights) at the weights
+        that the step met."""
+        read, z = forward(steps, self.roots.points)
         Y = torch.nn.functional.one_hot(self.labels, z[-1].shape[1]).to(z[-1])
         return read, backward(steps, z, (z[-1].softmax(1) - Y) * self.weights[:, None])
 
@@ -44,7 +47,8 @@ class Visited(Rows):
 
 @dataclass(frozen=True)
 class MetWeights:
-    """The dense layers as one local step meets them, and what a momentum carries over for each layer's weight and bias."""
+    """The dense layers as one local step meets them, and what a momentum carries over for each
+    layer's weight and bias."""
 
     steps: list[Step]
     velocity: list[tuple[Tensor, Tensor]] | None = None
@@ -67,7 +71,8 @@ class MetWeights:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """All steps that were found, the weights that each met, and the layers with what is left of −Δ."""
+    """All steps that were found, the weights that each met, and the layers with what is left of
+    −Δ."""
 
     left: list[Step]
     seen: list[Visited] = field(default_factory=list)
@@ -80,7 +85,8 @@ class Unrolled:
 
     @property
     def unexplained(self) -> float:
-        """The largest share of any tensor of −Δ that is left, in units of what rounded weights leave."""
+        """The largest share of any tensor of −Δ that is left, in units of what rounded weights
+        leave."""
         sent = self.met[0].steps  # with all of −Δ
         rests = zip(self.left, sent, strict=True)
         return max(_norm(left) / max(rounded_weights(left, len(self.seen), change), 1e-300) for left, change in rests)
@@ -91,10 +97,12 @@ def less(step: Step, by_W: Tensor, by_b: Tensor) -> Step:
 
 
 def raw_change(steps: list[Step], update: Update, training: LocalTraining) -> list[Step]:
-    """The layers with −Δ, less what weight decay took of the first weights, in the place of their gradients.
+    """The layers with −Δ, less what weight decay took of the first weights, in the place of their
+    gradients.
 
-    The update holds −Δ / divisor − λ w. Where the number of steps is not known, the head tells what the decay took: the columns
-    of every gradient at the logits sum to zero, so those of −Δ sum to that share of the columns of W.
+    The update holds −Δ / divisor − λ w. Where the number of steps is not known, the head tells what
+    the decay took: the columns of every gradient at the logits sum to zero, so those of −Δ sum to
+    that share of the columns of W.
     """
     divisor, decay = update.learning_rate or 1.0, training.weight_decay
     if decay == 0:
@@ -115,9 +123,11 @@ def _plus_decay(step: Step, factor: float, decay: float) -> Step:
 
 
 def rounded_weights(step: Step, steps: int | None, change: Step | None = None) -> float:
-    """The norm of what rounding leaves in a change of weights: every local step rounds each weight to its own last place.
+    """The norm of what rounding leaves in a change of weights: every local step rounds each weight
+    to its own last place.
 
-    The client's gradients are rounded, too, which counts where the `change` is about as large as the weights.
+    The client's gradients are rounded, too, which counts where the `change` is about as large as
+    the weights.
     """
     parts = [step.W] if step.b is None else [step.W, step.b]
     places = [torch.finfo(part.dtype).eps * part.abs().log2().floor().exp2().double() for part in parts]

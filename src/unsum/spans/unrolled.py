@@ -1,4 +1,5 @@
-"""The samples of unrolled local steps as one answer: polished against the whole change of weights, judged, put together."""
+"""The samples of unrolled local steps as one answer: polished against the whole change of weights,
+judged, put together."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _SAME = 1e-3  # relative distance within which visits in several epochs are of o
 
 @dataclass(frozen=True)
 class FoundSamples:
-    """An answer about several steps, with the pair of layers that it was read out of and the errors of its inputs (R,)."""
+    """An answer about several steps, with the pair of layers that it was read out of and the errors
+    of its inputs (R,)."""
 
     leak: Leak
     pair: Pair
@@ -43,7 +45,8 @@ class FoundSamples:
 def read_steps(
     head: Head, chain: Chain, update: Update, knowledge: Knowledge, seed: int, progress: Progress
 ) -> FoundSamples | None:
-    """The samples of all local steps, as far as they can be followed; None where the first step has none."""
+    """The samples of all local steps, as far as they can be followed; None where the first step has
+    none."""
     if knowledge.loss not in (None, PLAIN):
         raise UnsumError("'spans' follows local steps of cross-entropy alone; for other losses capture a single step.")
     training = update.training or LocalTraining(learning_rate=update.learning_rate)
@@ -64,8 +67,9 @@ def read_steps(
 
 
 def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
-    """(visits,) which sample each visit is of, numbered in the order in which steps saw them first."""
-    X, labels = torch.cat([seen.roots.X for seen in found.seen]), torch.cat([seen.labels for seen in found.seen])
+    """(visits,) which sample each visit is of, numbered in the order in which steps saw them
+    first."""
+    X, labels = torch.cat([seen.roots.points for seen in found.seen]), torch.cat([seen.labels for seen in found.seen])
     if not inputs_stay:
         return torch.arange(len(X), device=X.device)
     same = (torch.cdist(X, X) < _SAME * X.norm(dim=1)) & (labels[:, None] == labels)
@@ -74,8 +78,9 @@ def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
 
 
 def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
-    """All inputs once more: by least squares over the first layer's change, then, where that leaves more than rounding does,
-    by all layers together. What the steps met follows from the inputs, so each is repeated while it helps."""
+    """All inputs once more: by least squares over the first layer's change, then, where that leaves
+    more than rounding does, by all layers together. What the steps met follows from the inputs, so
+    each is repeated while it helps."""
     for solve in (_by_first_layer, _by_all_layers):
         for _ in range(_POLISHES):
             solved = None if found.unexplained < _EXPLAINED else solve(search, found, groups)
@@ -84,7 +89,7 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
             *parts, alpha = solved
             sizes = [len(seen) for seen in found.seen]
             steps = zip(found.seen, *(part.split(sizes) for part in parts), strict=True)
-            moved = [Visited(replace(s.roots, X=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
+            moved = [Visited(replace(s.roots, points=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
             again = replace(search.followed(moved), even=found.even)
             if not again.unexplained < found.unexplained:
                 break
@@ -93,7 +98,8 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
 
 
 def _by_first_layer(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[Tensor, Tensor, float]:
-    """(X, predicted errors, 1) of all visits: what explains ∇W of the first layer, given what the steps send back to it."""
+    """(X, predicted errors, 1) of all visits: what explains ∇W of the first layer, given what the
+    steps send back to it."""
     step = search.change[0]
     delta = torch.cat([seen.passes(met.steps)[1][0] for seen, met in zip(found.seen, found.met, strict=True)])
     sent = delta.new_zeros(int(groups.max()) + 1, delta.shape[1]).index_add_(0, groups, delta)
@@ -104,7 +110,8 @@ def _by_first_layer(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple
 
 
 def _by_all_layers(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[Tensor, Tensor, float] | None:
-    """The same against all layers, with what weights must be multiplied by; None with too many unknowns, or repeated visits."""
+    """The same against all layers, with what weights must be multiplied by; None with too many
+    unknowns, or repeated visits."""
     if found.visits * len(search.here) > MOST or int(groups.max()) + 1 < len(groups):
         return None
     conditions = [Condition.of(met.steps[0], search.here, search.next) for met in found.met]
@@ -115,22 +122,22 @@ def _by_all_layers(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[
     Y = torch.nn.functional.one_hot(labels, len(search.change[-1].W)).to(weights)
     noises = [rounded_entry(step, len(found.seen)) for step in search.change]
     together = AllSamples(samples, [len(seen) for seen in found.seen], search.change, Y, weights, noises)
-    X, errors, alpha = solve_together(together, torch.cat([seen.roots.X for seen in found.seen]), 1.0)
+    X, errors, alpha = solve_together(together, torch.cat([seen.roots.points for seen in found.seen]), 1.0)
     return X, errors, alpha if search.training.learning_rate is None else 1.0
 
 
 def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> FoundSamples:
     sharp = [seen.roots for seen in answer.found.seen]
-    blunt = [replace(roots, errors=blurred(roots.errors, roots.X, pair.here)) for roots in sharp]
+    blunt = [replace(roots, errors=blurred(roots.errors, roots.points, pair.here)) for roots in sharp]
     visited = [replace(seen, roots=roots) for seen, roots in zip(answer.found.seen, blunt, strict=True)]
     answer = replace(answer, found=replace(answer.found, seen=visited))
     claim = judge_steps(answer, knowledge, seed)
     found = answer.found
-    passed = [forward(met.steps, seen.roots.X) for seen, met in zip(found.seen, found.met, strict=True)]
+    passed = [forward(met.steps, seen.roots.points) for seen, met in zip(found.seen, found.met, strict=True)]
     times = torch.cat([answer.copies(seen) for seen in found.seen])
     first = answer.firsts
     chosen = first.repeat_interleave(times[first])
-    X = torch.cat([seen.roots.X for seen in found.seen])[chosen]
+    X = torch.cat([seen.roots.points for seen in found.seen])[chosen]
     labels = torch.cat([seen.labels for seen in found.seen])[chosen]
     dtype = head.W.dtype if head.W.dtype in (torch.float32, torch.float64) else torch.float32
     leak = Leak(

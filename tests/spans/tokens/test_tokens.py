@@ -22,12 +22,12 @@ from support.vision_transformers import (
 )
 from unsum import UnsumError
 from unsum.attack import separate
+from unsum.engine.found import FoundPoints
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.progress import SILENT
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition
-from unsum.spans.search import Roots
 from unsum.spans.tokens import find_patches
 from unsum.spans.tokens.deflate import taken_out
 from unsum.spans.tokens.joint import together
@@ -219,7 +219,7 @@ def test_a_token_that_was_found_twice_counts_once() -> None:
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     X = torch.cat([Z, Z[4:5] * (1 + 1e-6)])
     ones = torch.ones(len(X), dtype=torch.float64)
-    own = _distinct(whole, Roots(X, 1e-7 * ones, ones, torch.arange(len(X)).double()))
+    own = _distinct(whole, FoundPoints.of(X, 1e-7 * ones, torch.arange(len(X)).double()))
     assert own.tolist() == [True] * len(Z) + [False]
 
 
@@ -249,7 +249,7 @@ def test_tokens_that_are_found_leave_the_others_behind() -> None:
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     ones = torch.ones(17, dtype=torch.float64)
-    rest = taken_out(whole, block.second.W, Roots(Z[:17], 1e-7 * ones, ones, ones), everyone=True)
+    rest = taken_out(whole, block.second.W, FoundPoints.of(Z[:17], 1e-7 * ones, ones), everyone=True)
     assert rest is not None
     assert len(rest.here) == len(rest.next) == 17
     left, gone = (rest.misfit(rest.unknowns_of(part)) for part in (Z[17:], Z[:17]))

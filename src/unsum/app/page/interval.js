@@ -9,9 +9,13 @@ export function draw(kind, attributes, text = "") {
   return made;
 }
 
-// A share in words, as the reports write it; null is not known.
+// A share in words, as the reports write it (`unsum.wording.percent`); null is not known.
+const LEVEL = 0.2, FINEST = 4;
 export function percent(share) {
-  return share === null ? "–" : `${(100 * share).toFixed(share > 5e-4 && share < 0.01 ? 1 : 0)}\u00a0%`;
+  if (share === null) return "–";
+  let digits = share > 5e-4 && share < 0.01 ? 1 : 0;
+  while (share < LEVEL && digits < FINEST && Number(share.toFixed(digits + 2)) >= LEVEL) digits += 1;
+  return `${(100 * share).toFixed(digits)}\u00a0%`;
 }
 
 export function interval(found, ceiling) {

@@ -25,7 +25,7 @@ from unsum.attack.options import AttackOptions
 from unsum.audit.finding import ClientFinding
 from unsum.audit.many.arrived import Arrived
 from unsum.cluster import connected
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.sharing import sharing_models
 
 TRIES = 3  # of an update whose worker was lost
@@ -143,8 +143,7 @@ def _next(workers: list[_Worker], tries: dict[int, int]) -> tuple[_Worker, tuple
         busy = {worker.line: worker for worker in workers if worker.at is not None}
         for line in wait(list(busy)):
             worker = busy[line]  # type: ignore[index] # only connections were waited for
-            one = worker.at
-            assert one is not None
+            one = needed(worker.at, "What the worker was at")
             try:
                 finding = pickle.loads(worker.line.recv_bytes())
             except (EOFError, OSError) as error:

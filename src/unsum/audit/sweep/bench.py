@@ -72,6 +72,14 @@ class Point:
         return sum(row.label_correct for row in self.samples)
 
     @property
+    def labels_named(self) -> str:
+        """How many labels are right, and whether a guess has as many: who names every class has all of them right."""
+        if self.refused:
+            return "–"
+        lucky = self.labels_right > 0 and self.labels is not None and not self.labels.given_away
+        return f"{self.labels_right} of {len(self.samples)}{' (luck)' if lucky else ''}"
+
+    @property
     def labels_read(self) -> bool:
         """Whether the labels are given away, whatever else is not."""
         return self.labels is not None and self.labels.given_away
@@ -83,6 +91,21 @@ class Point:
     def proven(self, level: float) -> bool:
         """Whether nobody can read the level of any sample, whatever is tried."""
         return self.ceiling < level
+
+    @property
+    def known_ceiling(self) -> float:
+        """The largest ceiling or, where only that was measured, the mean; NaN where neither was."""
+        return self.ceiling_mean if math.isnan(self.ceiling) else self.ceiling
+
+    def verdict(self, level: float) -> str:
+        """The three outcomes of an audit, of a row: a label that was read leaks, whatever is proven of the samples."""
+        if any(row.leakage >= level for row in self.samples):
+            return "leaks"
+        if self.labels_read:
+            return "labels leak"
+        if self.proven(level):
+            return "protected"
+        return "not decidable" if self.refused else "unproven"
 
     def under(self, level: float) -> bool:
         """Whether every sample was measured, and is under the level."""

@@ -150,8 +150,7 @@ def _mark(point: Point, x: float, label: str, top: float, *, tick: bool = True, 
     worst, mean = (None if point.refused else _height(value) for value in (point.worst, point.mean))
     trained = (accuracy.mean, accuracy.low, accuracy.high) if accuracy else (None, None, None)
     learned_at, low, high = (None if value is None else _height(value, top, _ACCURACY) for value in trained)
-    bound = point.ceiling_mean if math.isnan(point.ceiling) else point.ceiling
-    top_end = None if math.isnan(bound) else _height(bound)
+    top_end = None if math.isnan(point.known_ceiling) else _height(point.known_ceiling)
     return Mark(round(x, 1), label, tick, hint, samples, worst, mean, learned_at, low, high, enough, top_end)
 
 

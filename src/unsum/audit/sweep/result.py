@@ -14,6 +14,8 @@ from unsum.audit.verdict import Level
 from unsum.audit.wording import percent
 from unsum.defend.defense import Axis
 
+DEFAULT_RANGE = "noise=1e-3..10"  # from what no attack minds to what proves something of the default model
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -22,6 +24,7 @@ class Curve:
     name: str
     axis: Axis | None
     points: list[Point]
+    added: bool = False  # the last one, which nobody asked for: the first beyond the others that is proven
 
     def enough(self, level: float) -> Point | None:
         """The weakest strength from which on every one tried keeps all samples under the level.
@@ -76,9 +79,15 @@ class SweepResult:
         return before.mean - after.mean if before and after else math.nan
 
     def ruins(self, point: Point) -> bool:
-        """Whether the model no longer learns, as far as accuracy was measured."""
-        before, after, task = self.undefended.accuracy, point.accuracy, self.task
-        return before is not None and after is not None and task is not None and ruins(before, after, task.chance)
+        """Whether the model no longer learns, as far as accuracy was measured.
+
+        Where it was not without any defense, the best of all strengths stands for it, which is no more than that.
+        """
+        if point.accuracy is None or self.task is None:
+            return False
+        known = [one.accuracy for curve in self.curves for one in curve.points if one.accuracy is not None]
+        before = self.undefended.accuracy or max(known, key=lambda one: one.mean)
+        return ruins(before, point.accuracy, self.task.chance)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pictures, in plain types; what could not be measured is null."""
@@ -86,20 +95,22 @@ class SweepResult:
             "schema": SCHEMA_VERSION,
             "kind": "sweep",
             "keep_under": self.keep_under,
-            "enough": [self._enough(curve) for curve in self.curves],
+            "enough": [self._chosen(curve, curve.enough(self.keep_under)) for curve in self.curves],
+            "proven": [self._chosen(curve, curve.proven(self.keep_under)) for curve in self.curves],
             "granted": self.granted,
             "setting": asdict(self.setting),
             "task": asdict(self.task) if self.task else None,
             "references": [point.to_dict() for point in self.references],
             "sweeps": [
-                {"defense": curve.name, "points": [point.to_dict() for point in curve.points]} for curve in self.curves
+                {"defense": curve.name, "added": curve.added, "points": [point.to_dict() for point in curve.points]}
+                for curve in self.curves
             ],
             "seconds": self.seconds,
         }
         return finite(content)
 
-    def _enough(self, curve: Curve) -> dict[str, Any]:
-        point = curve.enough(self.keep_under)
+    def _chosen(self, curve: Curve, point: Point | None) -> dict[str, Any]:
+        """The weakest strength that keeps the attacks out, or that is proven, and what it costs."""
         return {
             "defense": curve.name,
             "found": point is not None,
@@ -181,7 +192,7 @@ def _kept(sweep: SweepResult, curve: Curve, point: Point) -> str:
     """The strength that keeps the attacks tried out, which proves nothing."""
     weakest = " is the weakest strength tried that keeps" if curve.axis else " keeps"
     labels = (
-        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same." if point.labels_right else ""
+        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same." if point.labels_read else ""
     )
     against = f"{_titled(curve, point)}{weakest} the attacks tried under {percent(sweep.keep_under)}"
     return f"{against}{_price(sweep, point)}.{labels}"
@@ -209,7 +220,8 @@ def _proof(sweep: SweepResult, curve: Curve) -> str:
             f"It is not proven: {best}." if len(curve.points) == 1 else f"No strength tried is proven: at best, {best}."
         )
     weakest = " is the weakest strength tried that" if curve.axis else ""
-    return f"{_titled(curve, point)}{weakest} proves that nobody reads {level} of any sample{_price(sweep, point)}."
+    further = " It was added: no strength asked for is proven." if curve.added else ""
+    return f"{_titled(curve, point)}{weakest} proves that nobody reads {level} of any sample{_price(sweep, point)}.{further}"
 
 
 def closer(sweep: SweepResult, curve: Curve) -> str:
@@ -251,6 +263,8 @@ def _price(sweep: SweepResult, point: Point) -> str:
 
 
 def _paid(sweep: SweepResult, point: Point) -> str:
-    if math.isnan(sweep.cost(point)) or point.accuracy is None or sweep.undefended.accuracy is None:
+    if point.accuracy is None:
         return ""
+    if sweep.undefended.accuracy is None:
+        return f", and accuracy is {percent(point.accuracy.mean)}"
     return f", and accuracy is {percent(point.accuracy.mean)} instead of {percent(sweep.undefended.accuracy.mean)}"

@@ -1,4 +1,4 @@
-"""Which strengths of a defense to try, from what the user wrote: `noise=1e-5..1e-1/6`, `clip=4,1,0.25` or `sign`; and every one
+"""Which strengths of a defense to try, from what the user wrote: `noise=1e-3..10/6`, `clip=4,1,0.25` or `sign`; and every one
 of them tried: the same batch, the same attack, the same training; only the defense changes."""
 
 from __future__ import annotations
@@ -8,36 +8,33 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from unsum.attack.options import AUTO, AttackOptions
-from unsum.attack.pictures import Inverses
 from unsum.audit.bounds import LIMIT, Bounds
-from unsum.audit.inputs import Data, Inputs, simulated_training
+from unsum.audit.groups import Attacker, AuditLimits, ClientSamples, ClientTraining, Loading, grouped
+from unsum.audit.inputs import Data, Inputs
 from unsum.audit.leakage import DEFAULT_LEVEL
 from unsum.audit.provenance import Privacy, Provenance, fingerprint, samples_of
 from unsum.audit.result import Setting
 from unsum.audit.sweep.bench import Bench, Point, SampleLeak, shown
 from unsum.audit.sweep.report import Sweep
-from unsum.audit.sweep.result import Curve
+from unsum.audit.sweep.result import DEFAULT_RANGE, Curve
 from unsum.audit.sweep.task import Accuracy, describe, photo_tiles, pictures_from_file
 from unsum.audit.text import is_text
 from unsum.client.step import ordered
 from unsum.data.table_file import is_table
-from unsum.defend import DEFENSES, Defense
+from unsum.defend import DEFENSES, Defense, Noise
 from unsum.defend.defense import Axis, Switch, has_strength
 from unsum.errors import UnsumError
 from unsum.files.report_folder import UNFINISHED
 from unsum.files.tensor_file import read_tensors
 from unsum.files.writing import save_tensors, write_whole
-from unsum.invert.refine import Mode
-from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.progress import SILENT, Progress
 from unsum.score.labels import LabelsRead
@@ -45,6 +42,8 @@ from unsum.watching import shown_in_notebooks
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
 MOST_STEPS = 24  # strengths of one defense: a budget
+_STRONGER = math.sqrt(10)  # times a noise that is not proven, to look for one that is
+_REACH = 8  # times at most: ten thousand times the strongest that was asked for. Chosen by: arbitrary budget
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Strengths:
     name: str
     axis: Axis | None
     defenses: list[Defense]
+    ranged: bool = False  # from one end to the other, instead of one by one
 
 
 def plan(text: str) -> Strengths:
@@ -79,7 +79,7 @@ def plan(text: str) -> Strengths:
     if len(strengths) > MOST_STEPS:
         raise UnsumError(f"The sweep {text!r} has {len(strengths)} strengths; try at most {MOST_STEPS} at a time.")
     weakest_first = sorted(set(strengths), reverse=not kind.axis.rising)
-    return Strengths(name, kind.axis, [kind(strength) for strength in weakest_first])
+    return Strengths(name, kind.axis, [kind(strength) for strength in weakest_first], ranged=".." in wanted)
 
 
 def _range(text: str, name: str, wanted: str, axis: Axis) -> list[float]:
@@ -131,63 +131,42 @@ _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 
 @shown_in_notebooks
+@grouped
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | None = None,
     *,
-    weights: str | Path | None = None,
-    classes: int | None = None,
-    classes_from: str | Path | None = None,
-    fresh_head: bool = False,
-    image_size: int | None = None,
-    download: bool = False,
-    over: str | Iterable[str] = "noise=1e-5..1e-1",
+    loading: Loading = Loading(),
+    samples: ClientSamples = ClientSamples(),
+    client: ClientTraining = ClientTraining(),
+    attacker: Attacker = Attacker(),
+    limits: AuditLimits = AuditLimits(),
+    over: str | Iterable[str] = DEFAULT_RANGE,
     keep_under: float = DEFAULT_LEVEL,
     defenses: Defense | Iterable[Defense] = (),
     utility: bool = True,
     utility_data: str | Path | None = None,
-    batch: int | None = None,
-    same_label: int = 0,
-    train: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
     command: str = "",
     progress: Progress = SILENT,
     unfinished: str | Path | None = None,
-    attack: str = AUTO,
-    label_rule: str | None = None,
-    refine: Mode | None = None,
-    batch_size_known: bool = False,
-    auxiliary: tuple[Tensor, Tensor] | None = None,
-    inverse: Inverses = None,
-    loss: str | Loss | None = None,
-    learning_rate: float | None = None,
-    local_steps: int | None = None,
-    epochs: int = 1,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    target: str | None = None,
-    columns: str | Mapping[str, str] | None = None,
-    time_limit: float | None = None,
 ) -> Sweep:
     """How strong must a defense be so that one update gives no sample away, and what does it cost?
 
     Args:
         over: what to vary: `NAME=LOW..HIGH`, `NAME=LOW..HIGH/STEPS`, `NAME=a,b,c`, or the name of a defense that is on or off;
-            one or several.
+            one or several. A range of noise of which no strength is proven gets one more: the first beyond it that is.
         keep_under: the leakage, from 0 to 1, that no sample may reach: 1 is the sample itself, 0 is no better than answering
             with a guess that needs no update (see `unsum.score.reference`).
         defenses: applied before the varied one, in order, at every strength.
         utility: measure the accuracy of a small federated training at every strength, too.
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
-        model, weights, data, classes, classes_from, fresh_head, image_size, download, batch, same_label, train, device, seed,
-            command: as in `unsum.audit`.
+        model, data, loading, samples, client, attacker, limits, device, seed, command: as in
+            `unsum.audit`; every strength has the time limit for itself.
         progress: an `unsum.progress.Progress`, told the stages, and the parts that are done after every strength.
         unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
             others; `sweep.write` to the same folder clears it.
-        attack, label_rule, refine, batch_size_known, auxiliary, inverse: as in `unsum.audit`.
-        loss, learning_rate, local_steps, epochs, momentum, weight_decay, target, columns: as in `unsum.audit`.
-        time_limit: seconds for the attack at each strength, as in `attack`.
 
     Returns:
         A `Sweep`; `sweep.write("folder")` makes the page.
@@ -207,39 +186,25 @@ def sweep(
     before = list(defenses.parts() if isinstance(defenses, Defense) else defenses)
     plans = [plan(text) for text in ([over] if isinstance(over, str) else over)]
     _check(plans, before)
-    options = AttackOptions(
-        attack,
-        batch_size_known=batch_size_known,
-        label_rule=label_rule,
-        auxiliary=auxiliary,
-        inverse=inverse,
-        refine=refine,
-        loss=loss,
-        time_limit=time_limit,
-        device=torch.device(device or "cpu"),
-        seed=seed,
-    )
-    options.check()
+    _check_setting(client, attacker)
+    options = attacker.options(client, limits, device, seed)
     if not is_table(data) and is_text(model):
         raise UnsumError("Sweeps are of photos and tables; audit a language model under one --defense at a time.")
-    training = simulated_training(learning_rate, local_steps, epochs, momentum, weight_decay)
+    training = client.training
     progress.say("Loading the model and the client's samples")
     pictures = None if not utility else photo_tiles() if utility_data is None else pictures_from_file(utility_data)
-    inputs = Inputs(
-        model, data, None, weights, classes, download, batch, same_label, seed,
-        image_size, classes_from, fresh_head, target, columns, loss,
-    )  # fmt: skip
+    inputs = Inputs(model, data, None, loading, samples, client.declared_loss, seed)
     loaded, truth = inputs.simulated()
     if truth.resized:
         progress.say(truth.resized)
     network = loaded.model.to(options.device)
-    bench = Bench(network, truth, options, train, training, pictures=pictures, progress=progress)
+    bench = Bench(network, truth, options, client.train, training, pictures=pictures, progress=progress)
     for p in plans:
         bench.sent([*before, p.defenses[0]])
     done, total = itertools.count(1), 1 + bool(before) + sum(len(p.defenses) for p in plans)
 
     def counted(point: Point) -> Point:
-        progress.part(next(done), total)
+        progress.part(min(next(done), total), total)  # a strength may be added
         return point
 
     weights_sent = fingerprint(network.state_dict())
@@ -250,7 +215,7 @@ def sweep(
     leak = undefended.leak
     references = [counted(bench.point(undefended, []))]
     named = replace(inputs, model=loaded.name, data=data if isinstance(data, str | Path) else None)
-    told = (named, replace(options, device=None), train, training, utility, utility_data)
+    told = (named, replace(options, device=None), client.train, training, utility, utility_data)
     kept = Unfinished(None if unfinished is None else Path(unfinished), repr(told))
 
     def point(chain: list[Defense], strength: float | None = None) -> Point:
@@ -266,11 +231,14 @@ def sweep(
     references = [replace(references[0], **bounds.figures([]))]
     if before:
         references.append(bounded(before))
-    curves = [
-        Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
-        for p in plans
-    ]
-    how: dict[str, Any] = {"train": train, "defenses": shown(before), "command": command, "training": training}
+    curves = list[Curve]()
+    for p in plans:
+        curve = Curve(p.name, p.axis, [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses])
+        proof = _proof(p, curve, before, bounds) if p.ranged else None
+        if proof is not None:
+            curve = replace(curve, points=[*curve.points, bounded([*before, proof], proof.strength)], added=True)
+        curves.append(curve)
+    how: dict[str, Any] = {"train": client.train, "defenses": shown(before), "command": command, "training": training}
     setting = Setting.of(loaded.name, leak, options, samples=len(truth.images), provenance=made, **how)
     return Sweep(
         setting,
@@ -284,10 +252,34 @@ def sweep(
     )
 
 
+def _proof(tried: Strengths, curve: Curve, before: list[Defense], bounds: Bounds) -> Noise | None:
+    """The first noise beyond what was tried that is proven, where none of that is: distances are measured already."""
+    strongest = tried.defenses[-1]
+    if not isinstance(strongest, Noise) or curve.proven(bounds.level) is not None:
+        return None
+    for place in range(1, _REACH + 1):
+        noise = Noise(float(f"{strongest.strength * _STRONGER**place:.2g}"))
+        bounds.seconds = LIMIT
+        ceiling = bounds.figures([*before, noise])["ceiling"]
+        if math.isnan(ceiling) or ceiling < bounds.level:
+            return None if math.isnan(ceiling) else noise
+    return None
+
+
+def _check_setting(client: ClientTraining, attacker: Attacker) -> None:
+    """Refuse what a sweep cannot vary a defense of."""
+    if attacker.server is not None:
+        raise UnsumError("A sweep is of honest servers; leave the server (--server) out.")
+    if client.buffers:
+        raise UnsumError("A sweep is of gradients; leave the buffers (--buffers) out.")
+    if client.own_loss is not None:
+        raise UnsumError("A sweep is of losses that attacks know; give one by name, or of unsum.losses.")
+
+
 def _check(plans: list[Strengths], before: list[Defense]) -> None:
     """Refuse what could only fail later: nothing to try, too much, or an order that no client can keep."""
     if not plans:
-        raise UnsumError("There is nothing to sweep over; write, for example, 'noise=1e-5..1e-1'.")
+        raise UnsumError(f"There is nothing to sweep over; write, for example, {DEFAULT_RANGE!r}.")
     total = sum(len(p.defenses) for p in plans)
     if total > _MOST_POINTS:
         raise UnsumError(f"{total} strengths are too many for one page; try at most {_MOST_POINTS} together.")

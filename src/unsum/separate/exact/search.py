@@ -20,7 +20,7 @@ from unsum.separate.exact.proposals import STARTS, TOGETHER, Proposal, Proposals
 from unsum.separate.exact.regression import fit_class_line
 
 _LAST_RESORTS = ("lifted", "patient")  # only where nothing else explains the gradient
-# What follows was measured on 1 592 of the certificate's cases, 1 105 of them recovered (benchmarks/start_costs.py).
+# What follows was measured on 1 592 of the certificate's cases, 1 105 of them recovered (start_costs.py of commit d5b3ef72).
 _AGREED, _LIKE = 3, 1.2  # so many of the regression's ways with misfits so much alike end in one place, as others would
 # Misfits of a gradient of full rank, beyond which zeros of features found no batch, and beyond which further points found none.
 _NEAR, _VERY_NEAR = 5e3, 500.0

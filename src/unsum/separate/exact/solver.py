@@ -20,16 +20,11 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.separate.exact.search import Search
-from unsum.separate.method import SEPARATORS, working_type
+from unsum.separate.method import working_type
 
 
-@SEPARATORS.register(
-    "exact",
-    summary="every sample's features, logits and targets, solved exactly (unsum)",
-    needs="the last layer's gradient; fewer samples than classes",
-)
 def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
-    """Separate the batch; `predicted_error` and `exact` say how far to trust it."""
+    """Separate a batch under cross-entropy; `predicted_error` and `exact` say how far to trust it."""
     low, high = torch.aminmax(head.grad_W)
     if float(low) == float(high) == 0:
         return nothing_found(head, knowledge, "The gradient is zero: it says nothing about the batch.")

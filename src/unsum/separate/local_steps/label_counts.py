@@ -36,7 +36,7 @@ LEVEL = 0.9  # of all intervals that hold the true count
 _DEVIATIONS = 1.645  # of a Gaussian, that hold 90 % of it
 _SURE = 4.0  # deviations that no draw of a loader's order reaches
 # Times the distance of the two guesses, and times the correction: the narrowest intervals that held 90 % of the true counts in
-# every one of sixteen settings, and a tenth more (benchmarks/local_epochs.py has other draws of some, and other networks). Where
+# every one of sixteen settings, and a tenth more (local_epochs.py of the bench has other draws, and other networks). Where
 # training went far, both guesses err alike: the distance counts by so much more for every unit of κ / (1 − e^{−κ}), chosen so
 # that a network trained at a rate of 0.3 is held as well (tests/separate/test_label_counts.py).
 _APART, _CORRECTED, _FAR = 2.2, 0.33, 0.25

@@ -125,8 +125,7 @@ def rgla(
 
 def _of_the_mean(head: Head, B: int) -> Head:
     """The head with the gradient of the mean loss, where the sum's was sent."""
-    assert head.grad_b is not None
-    return replace(head, grad_W=head.grad_W / B, grad_b=head.grad_b / B, reduction="mean")
+    return replace(head, grad_W=head.grad_W / B, grad_b=head.of_bias[1] / B, reduction="mean")
 
 
 def checked(

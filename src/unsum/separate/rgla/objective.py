@@ -62,16 +62,15 @@ class LogitObjective:
         dtype: torch.dtype,
         weights: Mapping[str, float] = WEIGHTS,
     ) -> LogitObjective:
-        assert head.b is not None
-        assert head.grad_b is not None
+        b, sent = head.of_bias
         B = len(labels)
         to_mean = 1 if head.reduction == "mean" else 1 / B
         M = _product(head, dtype) * to_mean
         Q, K = _low_rank(M, B)
-        grad_b = head.grad_b.to(dtype) * to_mean
+        grad_b = sent.to(dtype) * to_mean
         Y = torch.nn.functional.one_hot(labels, head.classes).to(dtype)
         kept = {name: weight if name in objectives else 0.0 for name, weight in weights.items()}
-        return cls(Q, K, head.b.to(dtype), grad_b, Y, estimated_loss(grad_b, labels), kept)
+        return cls(Q, K, b.to(dtype), grad_b, Y, estimated_loss(grad_b, labels), kept)
 
     def losses(self, logits: Tensor) -> Tensor:
         """(…, 3) L_w, L_b and L_loss without their weights, dropped terms too."""

@@ -23,9 +23,7 @@ def total_loss(
     logits: Tensor, head: Head, labels: Tensor, weights: Mapping[str, float] = WEIGHTS, *, constant_D: bool = True
 ) -> Tensor:
     """α1 L_w + α2 L_b + α3 L_loss for (B, C) logits, of the gradient of a mean loss."""
-    assert head.b is not None
-    assert head.grad_b is not None
-    W, b, grad_W, grad_b = (part.to(logits) for part in (head.W, head.b, head.grad_W, head.grad_b))
+    W, b, grad_W, grad_b = (part.to(logits) for part in (head.W, head.of_bias[0], head.grad_W, head.of_bias[1]))
     Y = functional.one_hot(labels, head.classes).to(logits)
     D = (logits.softmax(1) - Y) / len(labels)
     D = D.detach() if constant_D else D  # the released code's backward pass; L_b then has none

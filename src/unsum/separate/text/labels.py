@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from unsum.head import Head, find_head
 from unsum.models.language import IGNORED, is_tied
+from unsum.notes import Code, Note
 from unsum.separate.text.counts import Counts, count, count_classes
 from unsum.separate.text.network import Layer, read_at_ends, read_whole
 from unsum.separate.text.recovered import Text
@@ -16,7 +17,7 @@ from unsum.separate.text.sentences import hidden_labels, sentences, with_ends
 from unsum.separate.text.walk import Walk
 
 _NO_CLEAN_ROW = "Every token of the vocabulary occurs, and tied embeddings hide the head's gradient of each that does."
-NOT_WHOLE = "How often prefixes occur did not come out as whole numbers."
+_NOT_WHOLE = Note("How often prefixes occur did not come out as whole numbers.", Code.DOUBTED_TEXT)
 
 
 class LabelsFound:
@@ -84,4 +85,4 @@ def class_labels(head: Head, texts: Sequence[tuple[int, ...]], F: Tensor) -> Lab
 
 
 def _doubts(counts: Counts) -> list[str]:
-    return [] if counts.whole else [NOT_WHOLE]
+    return [] if counts.whole else [_NOT_WHOLE]

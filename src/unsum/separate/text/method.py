@@ -20,16 +20,17 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of, vocabulary_of
 from unsum.models.segments import numbered_by_segment, segments_used, takes_segments
+from unsum.notes import Code, code_of, without
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.judge import doubt_hidden, doubt_repeated, judge, tokens_told
-from unsum.separate.text.labels import NOT_WHOLE, LabelsFound, class_labels, masked_labels, next_labels
+from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
 from unsum.separate.text.recovered import Text, labeled
 from unsum.separate.text.replay import embedding, name_of, play
 from unsum.separate.text.walk import Guide, choose_guide, walk
-from unsum.separate.text.whole import UNPLACED, search_whole
+from unsum.separate.text.whole import search_whole
 from unsum.update import Update
 
 _LONGEST = 4096  # positions of a sequence, where the model does not say
@@ -159,9 +160,9 @@ def _leak(
         claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
     else:
         told = tokens_told(model, played, recovered, admitted)
-        besides = [note for note in notes if note in (NOT_WHOLE, UNPLACED)]
+        besides = [note for note in notes if code_of(note) is Code.DOUBTED_TEXT]
         besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
-        notes = [note for note in notes if note not in besides]
+        notes = without(notes, Code.DOUBTED_TEXT)
         claim = judge(played, L, told, recovered.open, knowledge, update, searched, besides)
         notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
     return Leak(

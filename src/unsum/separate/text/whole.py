@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
 from unsum.models.language import vocabulary_of
+from unsum.notes import Code, Note
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.network import read_by
 from unsum.separate.text.walk import Guide
@@ -24,7 +25,7 @@ _STARTS = 16  # mixtures that are improved at once
 _ROUNDS = 40  # of so many starts for a batch
 _SWEEPS = 6  # times through all places; a start that has not ended in a sequence by then is given up
 _TOKENS = 1 << 20  # read by the deep layer in the whole search, before it is given up
-UNPLACED = "Some tokens of the batch were put into no sequence."
+_UNPLACED = Note("Some tokens of the batch were put into no sequence.", Code.DOUBTED_TEXT)
 
 
 @dataclass
@@ -74,7 +75,7 @@ def search_whole(model: nn.Module, guide: Guide, admitted: Admitted) -> Whole:
             if sequence not in found.sequences:
                 found.sequences.append(sequence)
     if found.positions < guide.deep.span.rank:
-        found.notes.append(UNPLACED)
+        found.notes.append(_UNPLACED)
     return found
 
 

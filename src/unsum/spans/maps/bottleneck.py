@@ -1,4 +1,5 @@
-"""The answer for bottlenecks: labels and G from what pooling gives away (`pooled`), features from the head, all played again."""
+"""The answer for bottlenecks: labels and G from what pooling gives away (`pooled`), features from
+the head, all played again."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _INDEPENDENT = 1e-9  # of G's largest singular value: rows whose smallest is bel
 
 @dataclass(frozen=True)
 class BottleneckAnswer:
-    """Samples of a bottleneck: maps of the pair's first convolution, what the head says, and what all of it leaves."""
+    """Samples of a bottleneck: maps of the pair's first convolution, what the head says, and what
+    all of it leaves."""
 
     maps: Tensor
     hits: Tensor
@@ -64,7 +66,7 @@ class BottleneckAnswer:
 def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Tensor) -> BottleneckAnswer:
     """From maps (B, C, h, w) of the first convolution."""
     head, update, pair, train = asked.head, asked.update, batch.pair, batch.train
-    read = found.condition.read(found.s)  # (B, C', P) by the second one
+    read = found.condition.read(found.points)  # (B, C', P) by the second one
     second = pair.second
     rows = read.mT.flatten(0, 1)  # (B · P, C')
     delta = sent_behind(second, read, train=train)
@@ -106,14 +108,16 @@ def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Ten
 
 
 def sent_behind(layer: ConvLayer, read: Tensor, *, train: bool) -> Tensor:
-    """(B · P, channels) δ at what a 1×1 convolution wrote, from its gradient and what it read, (B, C, P)."""
+    """(B · P, channels) δ at what a 1×1 convolution wrote, from its gradient and what it read, (B,
+    C, P)."""
     rows = read.mT.flatten(0, 1)
     centered = rows - rows.mean(0) if train else rows
     return torch.linalg.pinv(centered).T @ layer.grad.to(rows).flatten(1).T
 
 
 def _features(head: Head, G: Tensor) -> tuple[Tensor, Tensor]:
-    """(F (B, H) with ∇W = Gᵀ F, relative errors (B,)): least squares, every class in units of its own rounding.
+    """(F (B, H) with ∇W = Gᵀ F, relative errors (B,)): least squares, every class in units of its
+    own rounding.
 
     Infinite errors where G's rows depend on each other, or where there are no equations to spare.
     """
@@ -152,7 +156,8 @@ class _PooledSum:
 
     @cached_property
     def sums(self) -> Tensor:
-        """(B, P, channels) sums before the last relu: drawn, with the gates and the features that are known."""
+        """(B, P, channels) sums before the last relu: drawn, with the gates and the features that
+        are known."""
         gates = self.above.gates
         count, size = gates.sum(1), self.features.abs()
         size = size.clamp_min(1e-6 * float(size.mean())) * gates.shape[1] / count.clamp_min(1)
@@ -166,8 +171,9 @@ class _PooledSum:
             return self._forward(maps, Noted()).flatten(2).mT
 
     def play(self, maps: Tensor, out: Tensor) -> tuple[dict[str, Tensor], dict[str, Passed]]:
-        """Gradients of all parameters, and what the convolutions read and sent; features and gates move with what is written,
-        from `out`. What stands beside stays: two samples that are alike differ in it as well, and show all the more."""
+        """Gradients of all parameters, and what the convolutions read and sent; features and gates
+        move with what is written, from `out`. What stands beside stays: two samples that are alike
+        differ in it as well, and show all the more."""
         noted, reading = Noted(), self.reading
         with torch.enable_grad():
             end = self._forward(maps, noted)
@@ -225,7 +231,8 @@ def played_layer(layer: ConvLayer, activation: Activation | None, x: Tensor, not
 
 
 def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, seed: int) -> Claim:
-    """The claim: every tensor from the head down to the pair is explained, by one loss, with gates that pooling shows."""
+    """The claim: every tensor from the head down to the pair is explained, by one loss, with gates
+    that pooling shows."""
     replay, explained = answer.replay, answer.replay.explains
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
     doubts += doubt_unexplained(replay, "samples")
@@ -251,10 +258,12 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, seed: int) 
 
 
 def _doubt_beside(answer: BottleneckAnswer, knowledge: Knowledge) -> list[str]:
-    """Samples that may be several with equal maps, which differ in what stands beside alone: only the head shows these.
+    """Samples that may be several with equal maps, which differ in what stands beside alone: only
+    the head shows these.
 
-    Two whose features are a hundredth from their mean leave ½ (G₊ − G₋) ⊗ ½ (F₊ − F₋) of its gradient, and features that are
-    solved for take up what of it lies in the span of G. Nothing is left where the softmax is saturated.
+    Two whose features are a hundredth from their mean leave ½ (G₊ − G₋) ⊗ ½ (F₊ − F₋) of its
+    gradient, and features that are solved for take up what of it lies in the span of G. Nothing is
+    left where the softmax is saturated.
     """
     reading, F_mean = answer.reading, answer.features
     d = drawn(F_mean, FALSE_ERROR, torch.Generator().manual_seed(1))

@@ -1,7 +1,9 @@
-"""Samples as roots: a mixture of maps is a sample where what the next convolution reads lies among its maps.
+"""Samples as roots: a mixture of maps is a sample where what the next convolution reads lies among
+its maps.
 
-x = s X̂ (or origin + s X̂), y = activation(norm(conv x)), and y must lie in the space that the next convolution's gradient gives:
-of maps, or, for a 1×1 convolution, of single places. Thousands of equations for a few unknowns: a search looks at some of them.
+x = s X̂ (or origin + s X̂), y = activation(norm(conv x)), and y must lie in the space that the next
+convolution's gradient gives: of maps, or, for a 1×1 convolution, of single places. Thousands of
+equations for a few unknowns: a search looks at some of them.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unsum.engine.descend import NonlinearProblem, Normal
 from unsum.head import orthonormal_rows
 from unsum.network.activations import Activation
+from unsum.spans.roots import ROUNDING
 
 _DEAD = 1e-12  # size of a map of which nothing passes the activation: no sample
 
@@ -30,7 +34,8 @@ class Affine:
 
 @dataclass(frozen=True)
 class BatchNormed:
-    """BatchNorm in train mode: γ, β (C,) and the eps of its variance; what it does depends on the whole batch."""
+    """BatchNorm in train mode: γ, β (C,) and the eps of its variance; what it does depends on the
+    whole batch."""
 
     gamma: Tensor
     beta: Tensor
@@ -74,7 +79,8 @@ class Among:
 
 @dataclass(frozen=True)
 class Places:
-    """Maps whose every place lies in a space of channels; `beyond` (M, C) is the rest of them. `centered`: less their mean."""
+    """Maps whose every place lies in a space of channels; `beyond` (M, C) is the rest of them.
+    `centered`: less their mean."""
 
     beyond: Tensor
     centered: bool
@@ -92,7 +98,8 @@ class Places:
     def outside(self, a: Tensor) -> Tensor:
         """(…, E) → (…, places · M), by one large product."""
         places = a.unflatten(-1, (self.beyond.shape[1], -1)).mT.contiguous()
-        return (places.flatten(0, -2) @ self.beyond.T).view(*a.shape[:-1], -1)
+        outside = places.flatten(0, -2) @ self.beyond.T
+        return outside.view(*places.shape[:-1], len(self.beyond)).flatten(-2)
 
     def back(self, rest: Tensor) -> Tensor:
         """What is outside, (…, places · M), as entries (…, E) again."""
@@ -106,11 +113,11 @@ class Places:
 
 
 @dataclass(frozen=True)
-class MapCondition:
+class MapCondition(NonlinearProblem):
     """z = s K + c for unknowns s (S, k): K (k, C, P), c (C, P), of the places that are looked at.
 
-    `norm` is a module that mixes places or channels (GroupNorm, say); it needs all places. `affine` is BatchNorm's, with
-    statistics that are known, or those of `batch` for some samples.
+    `norm` is a module that mixes places or channels (GroupNorm, say); it needs all places. `affine`
+    is BatchNorm's, with statistics that are known, or those of `batch` for some samples.
     """
 
     K: Tensor
@@ -132,8 +139,13 @@ class MapCondition:
         return self.affine is None and self.batch is None and not bool(self.c.any())
 
     @property
-    def entries(self) -> int:
+    def read_entries(self) -> int:
+        """Of what the second convolution reads of a sample."""
         return self.c.numel()
+
+    @property
+    def entries(self) -> int:
+        return self.unknowns * self.read_entries
 
     @cached_property
     def _slopes(self) -> Tensor:
@@ -166,8 +178,9 @@ class MapCondition:
         size = a.norm(dim=1)
         return torch.where(size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0)
 
-    def linearized(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(misfit² (S,), Jᵀr (S, k), JᵀJ (S, k, k)) of the relative residual; d(e/|a|) = de/|a| − r (a·da)/|a|²."""
+    def linearize(self, s: Tensor) -> Normal:
+        """The relative residual, whose squared norm is that of the misfit: with a residual e of
+        what is read, a, d(e / |a|) = de / |a| − r (a · da) / |a|²."""
         z = self._normed(s)
         slope = self.activation.slope(z).flatten(1)
         a = self.space.core(self.activation.function(z).flatten(1))
@@ -181,7 +194,9 @@ class MapCondition:
         gradient = to - cost[:, None] * along
         cross = along[:, :, None] * to[:, None, :]
         N = self.space.gram(J) / size[:, None, None].square() - cross - cross.mT
-        return cost, gradient, N + cost[:, None, None] * along[:, :, None] * along[:, None, :]
+        N = N + cost[:, None, None] * along[:, :, None] * along[:, None, :]
+        cost = torch.where(size > _DEAD, cost, 1.0)
+        return Normal(cost, gradient, N, lambda s: self.misfit(s).square(), ROUNDING)
 
     def _moved(self, s: Tensor) -> Tensor:
         """(S or 1, k, C, P) derivatives of what is activated."""

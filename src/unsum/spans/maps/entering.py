@@ -1,9 +1,11 @@
-"""What a bottleneck itself read, out of the gradient of its first convolution: with it nothing above is open any more.
+"""What a bottleneck itself read, out of the gradient of its first convolution: with it nothing
+above is open any more.
 
-The samples' maps behind that 1×1 convolution are known, and so is what the layers above send back to them. So its gradient tells
-what it read (`rows`). In train mode BatchNorm hides two things that the shortcut, which goes around it, shows again: the mean of
-every channel, whose lowest entries are relu's zeros, and one factor of all maps, which the head's gradient tells. Then the whole
-block is played again, and what it sends gives the maps once more.
+The samples' maps behind that 1×1 convolution are known, and so is what the layers above send back
+to them. So its gradient tells what it read (`rows`). In train mode BatchNorm hides two things that
+the shortcut, which goes around it, shows again: the mean of every channel, whose lowest entries are
+relu's zeros, and one factor of all maps, which the head's gradient tells. Then the whole block is
+played again, and what it sends gives the maps once more.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ _ROUNDS = 4  # solves at most, each with what the last one's maps send
 
 @dataclass(frozen=True)
 class Entrance:
-    """The 1×1 convolution whose relu feeds a pair, and what it reads, which the shortcut adds again behind the pair."""
+    """The 1×1 convolution whose relu feeds a pair, and what it reads, which the shortcut adds again
+    behind the pair."""
 
     layer: ConvLayer
     behind: Behind
@@ -57,7 +60,8 @@ class Entrance:
 
     @classmethod
     def of(cls, asked: Asked, pair: ConvPair, *, train: bool) -> Entrance | None:
-        """None where something else feeds the pair, gradients are missing, or the shortcut is no plain one."""
+        """None where something else feeds the pair, gradients are missing, or the shortcut is no
+        plain one."""
         model = asked.model
         norm = _fed_by(model, pair.source)
         node = None if norm is None or not isinstance(module_at(model, norm), nn.BatchNorm2d) else _fed_by(model, norm)
@@ -118,7 +122,8 @@ class _Block:
         return cls(asked, pair, entrance, tail, end, in_client_mode(beside.to(head.W.device), train=train))
 
     def placed(self, rows: Tensor, written: Tensor) -> Tensor:
-        """(B, C, h, w) the maps: with their zeros, and in train mode with their means and their factor.
+        """(B, C, h, w) the maps: with their zeros, and in train mode with their means and their
+        factor.
 
         `written` (B, C', h, w) is what the pair writes.
         """
@@ -135,7 +140,8 @@ class _Block:
 
 
 def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> MapAnswer | None:
-    """The samples as what the block read, played through all of it again; None where its gradients do not tell that."""
+    """The samples as what the block read, played through all of it again; None where its gradients
+    do not tell that."""
     block = _Block.of(asked, batch.pair, train=batch.train)
     seen = None if block is None else _first(block, batch, found, factor)
     if block is None or seen is None:
@@ -160,13 +166,15 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
         best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
         if out_of_time("further rounds of what a block read"):
             break
-        # What the pair read is known better than what its entrance read: so only what comes from above is played.
+        # What the pair read is known better than what its entrance read: so only what comes from
+        # above is played.
         d = _sent_back(block, below, played.sent[block.end.before], seen.errors, behind=True)
     return best
 
 
 def _lowest(maps: Tensor) -> Tensor:
-    """(1, C, 1, 1) the level of relu's zeros, which noise scatters: the mean of the entries that are as low as the lowest."""
+    """(1, C, 1, 1) the level of relu's zeros, which noise scatters: the mean of the entries that
+    are as low as the lowest."""
     rows = as_rows(maps)
     least, most = rows.amin(0), rows.amax(0)
     near = rows <= least + _ALIKE * (most - least)
@@ -174,7 +182,8 @@ def _lowest(maps: Tensor) -> Tensor:
 
 
 class _FirstRead(NamedTuple):
-    """What the pair read, (B, C, h, w), where that is on, ∂loss/∂maps, and relative errors (B,) of the maps."""
+    """What the pair read, (B, C, h, w), where that is on, ∂loss/∂maps, and relative errors (B,) of
+    the maps."""
 
     maps: Tensor
     on: Tensor
@@ -187,7 +196,7 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
     pair, grad_beta, train = block.pair, block.entrance.behind.grad_beta, batch.train
     maps = maps_of(batch, found, factor)
     errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
-    delta = as_maps(sent_behind(pair.second, found.condition.read(found.s), train=train), maps.shape).contiguous()
+    delta = as_maps(sent_behind(pair.second, found.condition.read(found.points), train=train), maps.shape).contiguous()
     level = maps.square().mean((1, 2, 3), keepdim=True).sqrt() * (_CLEAR * errors).clamp_min(FLOOR)[:, None, None, None]
     d = _sent_back(block, maps, delta, errors, behind=False)
     if train:  # one factor of the pair's own maps is open, too
@@ -202,9 +211,11 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
 
 
 def _sent_back(block: _Block, maps: Tensor, delta: Tensor, errors: Tensor, *, behind: bool) -> Tensor:
-    """∂loss/∂maps, from that at what the pair wrote, or `behind` its last norm; maps err by `errors` (B,).
+    """∂loss/∂maps, from that at what the pair wrote, or `behind` its last norm; maps err by
+    `errors` (B,).
 
-    One relu of the pair on the wrong side would spoil all that follows: the bias gradient of its norm tells.
+    One relu of the pair on the wrong side would spoil all that follows: the bias gradient of its
+    norm tells.
     """
     pair, train, noted = block.pair, block.entrance.behind.train, Noted()
     grad_bias = block.tail.gradients.get(f"{pair.first.norm_name}.bias")

@@ -1,4 +1,5 @@
-"""The batch's samples among their mixtures, and the factor that BatchNorm's own statistics hide from all of them."""
+"""The batch's samples among their mixtures, and the factor that BatchNorm's own statistics hide
+from all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from unsum.progress import Progress
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.condition import MapCondition, convolved
 from unsum.spans.maps.scale import common_factor, least
-from unsum.spans.maps.search import Ends
 from unsum.spans.maps.solve import FoundMaps, last_rounds, narrowed, settled, solve_known, solve_rounds
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import in_client_mode
@@ -69,7 +69,8 @@ def solve_batch(
 def _scaled(
     batch: MapBatch, model: nn.Module, head: Head, condition: MapCondition, found: FoundMaps
 ) -> tuple[FoundMaps, Factor]:
-    """The batch's common factor, and the samples once more with the eps that it makes of BatchNorm's."""
+    """The batch's common factor, and the samples once more with the eps that it makes of
+    BatchNorm's."""
     pair = batch.pair
     factor = Factor(_running_factor(batch, condition, found), told=False)
     module = tail_above(model, pair.source, pair.above)
@@ -78,7 +79,7 @@ def _scaled(
     shortcut = in_client_mode(module.to(head.W.device), train=True)
     for _ in range(2):
         maps = maps_of(batch, found)
-        read = found.condition.read(found.s).unflatten(2, batch.space.sides)
+        read = found.condition.read(found.points).unflatten(2, batch.space.sides)
         written = nn.functional.conv2d(
             read, pair.second.conv.weight.detach().to(read), padding=pair.second.conv.padding
         )
@@ -90,15 +91,16 @@ def _scaled(
 
 
 def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[FoundMaps, Factor]:
-    """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and then nothing depends on it."""
+    """The factor that BatchNorm's eps alone shows: hardly at all where variances are large, and
+    then nothing depends on it."""
     few = narrowed(condition, len(found), torch.Generator().manual_seed(0))
 
-    near = _with_factor(condition, found, guess).s  # eps moves samples more than a few rounds can follow
+    near = _with_factor(condition, found, guess).points  # eps moves samples more than a few rounds can follow
 
     def left(factor: float) -> float:
-        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfits.norm())
+        return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfit.norm())
 
-    near = _with_factor(condition, found, least(left, guess)).s
+    near = _with_factor(condition, found, least(left, guess)).points
     value = least(left, guess)
     value = value if left(value) < left(guess) else guess
     return _with_factor(condition, found, value), Factor(value, told=False)
@@ -112,9 +114,9 @@ def _at_factor(condition: MapCondition, factor: float) -> MapCondition:
 
 def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> FoundMaps:
     """The samples once more."""
-    again = settled(_at_factor(condition, factor), Ends.of(found.s), found.s)
+    again = settled(_at_factor(condition, factor), found.points, found.points)
     return replace(
-        again, hits=found.hits[torch.cdist(again.s, found.s).argmin(1)], sign=found.sign
+        again, hits=found.hits[torch.cdist(again.points, found.points).argmin(1)], sign=found.sign
     )  # two may be one now
 
 
@@ -123,7 +125,7 @@ def _running_factor(batch: MapBatch, condition: MapCondition, found: FoundMaps) 
     norm = batch.pair.first.batch_norm
     if len(found) == 0:
         return 1.0
-    variance = condition.written(found.s).var((0, 2))
+    variance = condition.written(found.points).var((0, 2))
     if norm is None or norm.running_var is None:
         return float(variance.median().rsqrt())
     return float((norm.running_var.to(variance) / variance.clamp_min(1e-300)).median().sqrt())
@@ -139,6 +141,6 @@ def maps_of(batch: MapBatch, found: FoundMaps, factor: float = 1.0) -> Tensor:
     """(B, C, h, w) what the first convolution read."""
     space = batch.space
     if found.condition.unknowns == space.samples:
-        return torch.tensordot(found.s, space.every, 1)
+        return torch.tensordot(found.points, space.every, 1)
     assert space.origin is not None
-    return factor * (found.sign * space.origin + torch.tensordot(found.s, space.maps, 1))
+    return factor * (found.sign * space.origin + torch.tensordot(found.points, space.maps, 1))

@@ -1,4 +1,5 @@
-"""All samples of a batch in the space of maps: with statistics that are known, or in rounds that find them too."""
+"""All samples of a batch in the space of maps: with statistics that are known, or in rounds that
+find them too."""
 
 from __future__ import annotations
 
@@ -9,80 +10,99 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unsum.deadline import out_of_time
+from unsum.engine.budget import Budget
+from unsum.engine.descend import Descent, descend
+from unsum.engine.found import FoundPoints
 from unsum.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
-from unsum.spans.maps.search import Ends, apart, beside, descend
+from unsum.spans.maps.search import apart, beside
 from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest, starts
 
-_STARTS, _FEWEST = 4, 32  # starts for each sample, and at least
-_EQUATIONS = 64  # for each unknown that a search looks at; all are looked at in the end
-_FEWEST_EQUATIONS = 2048  # of a search: more cost time alone
-_STEPS = 25  # of a start with known statistics; roots are reached within twenty
-_ROUNDS = 12  # of further starts, or of statistics
-_FIRST_ROUNDS, _FIRST_STEPS = 5, 3  # with the statistics of all starts, before any sample stands out
-_SETTLED = 1e-3  # relative change of all samples from which rounds look at everything
-_LAST = 60  # rounds at most in the end
-_NEAR = 5e-2  # relative distance of a start's end from a sample, before statistics had settled
-_ALIKE = 1e-2  # distance of directions within which zeros led to the same sample: two samples are farther apart
-_FIXED = 1e-9  # relative change in a round below which nothing moves any more
-_ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2  # misfits: always a root; times the lowest one; never
+# With known statistics roots are reached within twenty steps. Chosen by: arbitrary budget.
+_START = Budget(steps=25, damping=0.1, refusals=5)
+# [steps] with the statistics of one round. Chosen by: arbitrary budget.
+_FIRST_ROUND, _ROUND, _STEP = (replace(_START, steps=steps) for steps in (3, 6, 1))
+_END = Budget(steps=4, damping=1e-6)  # from an end, with all equations. Chosen by: arbitrary budget.
+# [starts] for each sample, and of a round at least. Chosen by: arbitrary budget.
+_STARTS, _FEWEST = 4, 32
+# [equations] of a search, for each sample and at least; the last steps use all.
+# Chosen by: arbitrary budget.
+_EQUATIONS, _FEWEST_EQUATIONS = 64, 2048
+# [rounds] of further starts, or of statistics. Chosen by: arbitrary budget.
+_ROUNDS = 12
+# [rounds] with the statistics of all starts, before any sample stands out; and at most in the end.
+# Chosen by: arbitrary budget.
+_FIRST_ROUNDS, _LAST = 5, 60
+# [relative change] of all samples below which the last rounds, with all equations, begin; and
+# below which they end. Chosen by: arbitrary margin.
+_SETTLED, _FIXED = 1e-3, 1e-9
+# [relative distance] of a start's end from a sample, before statistics had settled.
+# Chosen by: arbitrary margin.
+_NEAR = 5e-2
+# [distance of directions] within which zeros led to the same sample: two samples are farther
+# apart. Chosen by: arbitrary margin.
+_ALIKE = 1e-2
+# [misfit] of a root: always below the first; below the third, if it is no more than the second
+# times the lowest one. Chosen by: arbitrary margin.
+_ROOT, _BEST, _NEVER = 1e-3, 1e3, 3e-2
 
 
 @dataclass(frozen=True)
-class FoundMaps:
-    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to each; `sign` of the origin."""
+class FoundMaps(FoundPoints):
+    """Samples as mixtures s (R, k), their predicted errors, misfits, and how many starts came to
+    each; `sign` of the origin."""
 
-    s: Tensor
-    errors: Tensor
-    misfits: Tensor
-    hits: Tensor
     condition: MapCondition
     sign: int = 1
 
-    def __len__(self) -> int:
-        return len(self.s)
-
     def fitting(self) -> FoundMaps:
         """Those that fit the next convolution's space."""
-        kept = self.misfits < _NEVER
-        return replace(self, s=self.s[kept], errors=self.errors[kept], misfits=self.misfits[kept], hits=self.hits[kept])
+        return self[self.misfits < _NEVER]
 
 
 def solve_known(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """With the norm known: starts until every sample is found twice, then a few steps with all equations."""
+    """With the norm known: starts until every sample is found twice, then a few steps with all
+    equations."""
     generator = torch.Generator().manual_seed(seed)
     few = narrowed(condition, samples, generator)
-    ends = descend(few, Ends.of(_starts(few, max(_FEWEST, _STARTS * samples), generator)), _STEPS)
+    ends = descend(few, _starts(few, max(_FEWEST, _STARTS * samples), generator), _START)
     for _ in range(_ROUNDS):
         ends = _sized(few, ends[_roots(ends)])
-        kept, hits = apart(ends)
-        progress.part(min(len(kept), samples), samples)
-        if (len(kept) >= samples and bool((hits > 1).all())) or out_of_time("further starts of the maps"):
+        seen = apart(ends)
+        progress.part(min(len(seen), samples), samples)
+        complete = len(seen) >= samples and seen.twice == len(seen)
+        if complete or out_of_time("further starts of the maps"):
             break
-        if len(kept):
-            lonely = ends.s[kept] if len(kept) < samples else ends.s[kept][hits > 1]
-            fresh = beside(lonely if len(lonely) else ends.s[kept], max(_FEWEST, 2 * samples) // 2, generator)
+        if len(seen):
+            fresh = beside(_sure(seen, samples).points, max(_FEWEST, 2 * samples) // 2, generator)
         else:
             fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
-        ends = ends.joined(descend(few, Ends.of(fresh), _STEPS))
+        ends = Descent.joined([ends, descend(few, fresh, _START)])
     plain = condition.norm is None and not condition.homogeneous and has_zeros(condition, samples)
-    if plain and len(apart(ends)[0]) < samples:  # zeros lead to samples that no start came to
-        ends = ends.joined(descend(few, Ends.of(starts(condition, samples, generator)), _STEPS))
+    if plain and len(apart(ends)) < samples:  # zeros lead to samples that no start came to
+        led = starts(condition, samples, generator)
+        ends = Descent.joined([ends, descend(few, led, _START)])
     return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
 
 
+def _sure(seen: FoundPoints, samples: int) -> FoundPoints:
+    """Where there are enough, those that several starts ended in, if there are any."""
+    return seen[seen.hits > 1] if len(seen) >= samples and seen.twice else seen
+
+
 def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
-    """With the starts that zeros lead to the same samples, where one start alone did: these use no norm and no first layer."""
+    """With the starts that zeros lead to the same samples, where one start alone did: these use no
+    norm and no first layer."""
     condition = found.condition
     if bool((found.hits > 1).all()) or len(found) < 2 or not has_zeros(condition, len(found)):
         return found
     assert isinstance(condition.space, Among)
     other = sparsest(condition.space.rows, len(found), generator)
-    near = torch.cdist(F.normalize(condition.read(found.s).flatten(1)), F.normalize(other.y)) < _ALIKE
+    near = torch.cdist(F.normalize(condition.read(found.points).flatten(1)), F.normalize(other.y)) < _ALIKE
     return replace(found, hits=found.hits + (near * other.hits).sum(1))
 
 
-def _sized(condition: MapCondition, ends: Ends) -> Ends:
+def _sized(condition: MapCondition, ends: Descent) -> Descent:
     """Of one length, where no length is told: else one sample would be found as many."""
     return replace(ends, s=F.normalize(ends.s)) if condition.homogeneous else ends
 
@@ -100,16 +120,17 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
 
 
 def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: int, progress: Progress) -> FoundMaps:
-    """The samples that zeros told, or, where some are missing, all that fit the norm that these show."""
+    """The samples that zeros told, or, where some are missing, all that fit the norm that these
+    show."""
     hits = begun.hits
     if len(begun.s) < samples:
         found = solve_known(replace(condition, affine=begun.affine), samples, seed, progress)
         if len(found) < samples:
             return replace(found, sign=begun.sign)
-        begun, hits = begun._replace(s=found.s), found.hits
+        begun, hits = begun._replace(s=found.points), found.hits
     progress.part(samples, samples)
-    found = settled(condition, Ends.of(begun.s), begun.s)
-    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.s, begun.s).argmin(1)])
+    found = settled(condition, begun.s, begun.s)
+    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.points, begun.s).argmin(1)])
 
 
 def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
@@ -118,52 +139,52 @@ def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress
     Linear algebra does not tell the origin from its negative; the activation does.
     """
     both = [_first_rounds(replace(condition, c=sign * condition.c), samples, seed) for sign in (1, -1)]
-    sign = 1 if float(both[0][0].misfits.median()) < float(both[1][0].misfits.median()) else -1
+    sign = 1 if float(both[0][0].misfit.median()) < float(both[1][0].misfit.median()) else -1
     (ends, few), condition = both[0] if sign > 0 else both[1], replace(condition, c=sign * condition.c)
     generator = torch.Generator().manual_seed(seed + 1)
     chosen, before = ends.s, ends.s
     for _ in range(_ROUNDS):
         few = few.normed_by(chosen)
-        ends = descend(few, ends, 2 * _FIRST_STEPS)
-        kept, hits = apart(ends)
-        if condition.unknowns and (len(kept) < samples or bool((hits < 2).any())):
-            often = kept[hits > 1] if len(kept) >= samples and bool((hits > 1).any()) else kept
-            fresh = Ends.of(beside(ends.s[often], max(_FEWEST, samples), generator))
-            ends = ends.joined(descend(few, fresh, _STEPS))
-            kept, hits = apart(ends)
-        before, chosen = chosen, ends.s[_likeliest(ends, kept, samples)]
-        progress.part(min(len(kept), samples), samples)
+        ends = descend(few, ends, _ROUND)
+        seen = apart(ends)
+        if condition.unknowns and (len(seen) < samples or seen.twice < len(seen)):
+            fresh = beside(_sure(seen, samples).points, max(_FEWEST, samples), generator)
+            ends = Descent.joined([ends, descend(few, fresh, _START)])
+            seen = apart(ends)
+        before, chosen = chosen, _likeliest(seen, samples)
+        progress.part(min(len(seen), samples), samples)
         settling = len(chosen) == samples == len(before) and _moved(before, chosen) < _SETTLED
-        settling = settling and (len(kept) > samples or bool((hits > 1).all()))
+        settling = settling and (len(seen) > samples or seen.twice == len(seen))
         if settling or out_of_time("further rounds of statistics"):
             break
-    return replace(settled(condition, ends, chosen), sign=sign)
+    return replace(settled(condition, ends.s, chosen), sign=sign)
 
 
-def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Ends, MapCondition]:
-    """Starts with the statistics of all of them, before any sample stands out, and the equations that they look at."""
+def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Descent, MapCondition]:
+    """Starts with the statistics of all of them, before any sample stands out, and the equations
+    that they look at."""
     generator = torch.Generator().manual_seed(seed)
     few = narrowed(condition, samples, generator)
-    ends = Ends.of(_spread(few, max(_FEWEST, _STARTS * samples), generator))
+    ends = Descent.of(_spread(few, max(_FEWEST, _STARTS * samples), generator), _START.damping)
     for _ in range(_FIRST_ROUNDS):
-        ends = descend(few.normed_by(ends.s), ends, _FIRST_STEPS)
+        ends = descend(few.normed_by(ends.s), ends, _FIRST_ROUND)
     return ends, few
 
 
-def settled(condition: MapCondition, ends: Ends, chosen: Tensor) -> FoundMaps:
+def settled(condition: MapCondition, ends: Tensor, chosen: Tensor) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
     last, condition = last_rounds(condition, chosen, _LAST)
     found = _finished(condition, last, len(last))
-    near = torch.cdist(found.s, ends.s) < _NEAR * ends.s.norm(dim=1).clamp_min(1e-12)
+    near = torch.cdist(found.points, ends) < _NEAR * ends.norm(dim=1).clamp_min(1e-12)
     return replace(found, hits=near.sum(1))
 
 
-def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Ends, MapCondition]:
+def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Descent, MapCondition]:
     """(samples near the end, the condition with their statistics)."""
-    last = Ends.of(s, 1e-6)
+    last = Descent.of(s, _END.damping)
     for _ in range(rounds):
         condition = condition.normed_by(last.s)
-        moved = descend(condition, last, 1)
+        moved = descend(condition, last, _STEP)
         change = _moved(last.s, moved.s)
         last = moved
         if change < _FIXED:
@@ -171,21 +192,20 @@ def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Ends, 
     return last, condition.normed_by(last.s)
 
 
-def _likeliest(ends: Ends, kept: Tensor, samples: int) -> Tensor:
-    """Of too many ends those that are samples: of the two nearest to each other the worse one goes, again and again.
+def _likeliest(seen: FoundPoints, samples: int) -> Tensor:
+    """Of too many ends those that are samples: of the two nearest to each other the worse one goes,
+    again and again.
 
-    Before statistics have settled, starts end here and there around one sample; two samples are far apart.
+    Before statistics have settled, starts end here and there around one sample; two samples are far
+    apart.
     """
-    chosen = kept
-    while len(chosen) > samples:
-        s = ends.s[chosen]
-        sizes = s.norm(dim=1).clamp_min(1e-12)
-        apart_by = torch.cdist(s, s) / torch.minimum(sizes[:, None], sizes)
+    while len(seen) > samples:
+        sizes = seen.points.norm(dim=1).clamp_min(1e-12)
+        apart_by = torch.cdist(seen.points, seen.points) / torch.minimum(sizes[:, None], sizes)
         apart_by.fill_diagonal_(torch.inf)
-        pair = divmod(int(apart_by.argmin()), len(chosen))
-        worse = max(pair, key=lambda i: float(ends.misfits[chosen[i]]))
-        chosen = torch.cat([chosen[:worse], chosen[worse + 1 :]])
-    return chosen
+        worse = max(divmod(int(apart_by.argmin()), len(seen)))  # the best one comes first
+        seen = seen[[i for i in range(len(seen)) if i != worse]]
+    return seen.points
 
 
 def _moved(before: Tensor, after: Tensor) -> float:
@@ -195,29 +215,30 @@ def _moved(before: Tensor, after: Tensor) -> float:
     return float((torch.cdist(after, before).amin(1) / after.norm(dim=1).clamp_min(1e-12)).max())
 
 
-def _finished(condition: MapCondition, ends: Ends, samples: int) -> FoundMaps:
+def _finished(condition: MapCondition, ends: Descent, samples: int) -> FoundMaps:
     """Each sample once, after steps with all equations, with its predicted error."""
-    kept, hits = apart(ends)
-    best = descend(condition, Ends.of(ends.s[kept], 1e-6), 4) if len(kept) else ends
-    if len(kept) > samples:
-        chosen = best.misfits.argsort()[:samples]
-        best, hits = best[chosen], hits[chosen]
-    return FoundMaps(best.s, predicted(condition, best), best.misfits, hits, condition)
+    seen = apart(ends)
+    best = descend(condition, seen.points, _END)
+    if len(seen) > samples:
+        chosen = best.cost.argsort()[:samples]
+        best, seen = best[chosen], seen[chosen]
+    return FoundMaps(best.s, predicted(condition, best), best.misfit, seen.hits, condition)
 
 
-def predicted(condition: MapCondition, ends: Ends) -> Tensor:
+def predicted(condition: MapCondition, ends: Descent) -> Tensor:
     """(R,) deviations of s: the condition's least-squares covariance at what is left."""
     if condition.unknowns == 0 or len(ends) == 0:
-        return ends.misfits
+        return ends.misfit
     errors = []
-    for one, misfit in zip(ends.s.split(1), ends.misfits, strict=True):
-        values = torch.linalg.eigvalsh(condition.linearized(one)[2]).clamp_min(1e-300)
-        errors.append(values.reciprocal().sum().sqrt() * misfit / condition.entries**0.5)
+    for one, misfit in zip(ends.s.split(1), ends.misfit, strict=True):
+        values = torch.linalg.eigvalsh(condition.linearize(one).matrix).clamp_min(1e-300)
+        errors.append(values.reciprocal().sum().sqrt() * misfit / condition.read_entries**0.5)
     return torch.stack(errors)
 
 
 def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) -> MapCondition:
-    """With as many equations as a search needs: some channels, or, where channels belong together, some places."""
+    """With as many equations as a search needs: some channels, or, where channels belong together,
+    some places."""
     C, P = condition.c.shape
     wanted = max(_FEWEST_EQUATIONS, _EQUATIONS * samples)
     if condition.norm is not None or wanted >= C * P:
@@ -239,13 +260,14 @@ def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) 
     return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition)
 
 
-def _roots(ends: Ends) -> Tensor:
-    limit = min(_NEVER, max(_ROOT, _BEST * float(ends.misfits.min()))) if len(ends) else 0.0
-    return (ends.misfits < limit).nonzero()[:, 0]
+def _roots(ends: Descent) -> Tensor:
+    limit = min(_NEVER, max(_ROOT, _BEST * float(ends.misfit.min()))) if len(ends) else 0.0
+    return (ends.misfit < limit).nonzero()[:, 0]
 
 
 def _starts(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
-    """Random mixtures: as large as the origin's output, or of the size that the norm expects, or of size 1."""
+    """Random mixtures: as large as the origin's output, or of the size that the norm expects, or of
+    size 1."""
     s = _spread(condition, number, generator)
     size = (condition.written(s) - condition.c).square().mean((1, 2)).sqrt()
     wanted = float(condition.c.square().mean().sqrt())

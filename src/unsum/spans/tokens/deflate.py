@@ -1,7 +1,9 @@
-"""The first MLP's gradients without the tokens that were found: those that are left are far fewer unknowns.
+"""The first MLP's gradients without the tokens that were found: those that are left are far fewer
+unknowns.
 
-A found token z has δ₂ in the column space of ∇W₂, and δ₁ = (W₂ᵀ δ₂) · act′(W₁ z + b₁) in that of ∇W₁: linear equations for δ₂,
-whose one solution is known but for its length. Wedderburn's identity tells that: taken out with its weight, it lowers the rank.
+A found token z has δ₂ in the column space of ∇W₂, and δ₁ = (W₂ᵀ δ₂) · act′(W₁ z + b₁) in that of
+∇W₁: linear equations for δ₂, whose one solution is known but for its length. Wedderburn's identity
+tells that: taken out with its weight, it lowers the rank.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsum.engine.found import FoundPoints
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import left_behind
 from unsum.spans.roots import Condition
-from unsum.spans.search import Roots
 
 _ALONE = 100.0  # times as much outside as the solution: what the next best one leaves at least, in squares
 
@@ -21,20 +23,22 @@ _LOWEST, _TURNS = 4, 6  # vectors and turns of inverse iteration: the solution s
 _KNOWN = 10.0  # times the median error of those found: who is known less well stays
 
 
-def taken_out(whole: Condition, W2: Tensor, found: Roots, *, everyone: bool) -> Condition | None:
-    """The condition for the tokens that are missing; None where δ₂ of none that was found is told, or nothing is left.
+def taken_out(whole: Condition, W2: Tensor, found: FoundPoints, *, everyone: bool) -> Condition | None:
+    """The condition for the tokens that are missing; None where δ₂ of none that was found is told,
+    or nothing is left.
 
-    Who is known less well leaves behind more than its absence makes easier, and stays, unless `everyone` is to go.
+    Who is known less well leaves behind more than its absence makes easier, and stays, unless
+    `everyone` is to go.
     """
     here, following = whole.here, whole.next
-    h = found.X @ whole.step.W.double().T
+    h = found.points @ whole.step.W.double().T
     h = h if whole.step.b is None else h + whole.step.b.double()
     a, slopes = whole.step.activation.function(h), whole.step.activation.slope(h)
     sent, told = _sent(here, following, following.columns @ W2.double(), slopes)
     told &= everyone | (found.errors < _KNOWN * found.errors.median())
     if not 0 < int(told.sum()) < min(len(here), len(following)):
         return None
-    X, a, sent, errors = found.X[told], a[told], sent[told], found.errors[told]
+    X, a, sent, errors = found.points[told], a[told], sent[told], found.errors[told]
     sent = sent / _weights(following, a, sent)[:, None]
     first = (sent @ W2.double()) * slopes[told]
     here, following = (
@@ -45,7 +49,8 @@ def taken_out(whole: Condition, W2: Tensor, found: Roots, *, everyone: bool) -> 
 
 
 def _sent(here: LayerSpan, following: LayerSpan, through: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """((R, d) δ₂ of every token, of length 1; (R,) whether it is the only one that fits), for slopes (R, m)."""
+    """((R, d) δ₂ of every token, of length 1; (R,) whether it is the only one that fits), for
+    slopes (R, m)."""
     U = here.columns
     found, told = [], []
     for some in slopes.split(_AT_ONCE):
@@ -58,7 +63,8 @@ def _sent(here: LayerSpan, following: LayerSpan, through: Tensor, slopes: Tensor
 
 
 def _lowest(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest few eigenvalues (R, k) and vectors (R, N, k), by inverse iteration: a GPU takes long for all of them."""
+    """The lowest few eigenvalues (R, k) and vectors (R, N, k), by inverse iteration: a GPU takes
+    long for all of them."""
     R, N, _ = squares.shape
     diagonal = squares.diagonal(dim1=1, dim2=2)
     least = torch.finfo(squares.dtype).eps * diagonal.sum(1)

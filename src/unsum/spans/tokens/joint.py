@@ -1,39 +1,43 @@
-"""All tokens of a batch solved for together: what the spans say of each alone, and what the sum of all says besides.
+"""All tokens of a batch solved for together: what the spans say of each alone, and what the sum of
+all says besides.
 
-    minimize over Z, D   ‖∇W₁ − D₁ᵀ [Z, 1]‖² / σ₁² + ‖∇W₂ − Dᵀ [act(W₁ z + b₁), 1]‖² / σ₂²        D₁ = (D W₂) · act′(W₁ z + b₁)
+    minimize over Z, D   ‖∇W₁ − D₁ᵀ [Z, 1]‖² / σ₁² + ‖∇W₂ − Dᵀ [act(W₁ z + b₁), 1]‖² / σ₂²        D₁
+    = (D W₂) · act′(W₁ z + b₁)
 
-Z are the tokens and D is what each gets back. A token that sends little is known worst by the spans, and this moves it most.
-Gauss–Newton with Levenberg's damping; the steps are conjugate gradients, whose every product is a few small matrices.
+Z are the tokens and D is what each gets back. A token that sends little is known worst by the
+spans, and this moves it most. Gauss–Newton with Levenberg's damping; the steps are conjugate
+gradients, whose every product is a few small matrices.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
-from unsum.engine.conjugate import Product, least_squares
+from unsum.engine.budget import Budget
+from unsum.engine.conjugate import Product
+from unsum.engine.descend import NonlinearProblem, Products, StoppingRule, descend
 from unsum.spans.basis import rounding_of
 from unsum.spans.tokens.block import FirstBlock
 from unsum.update import Update
 
-_STEPS = 12  # of Gauss–Newton: three are enough where tokens are few, and crowds need damping at first
+# Three steps are enough where tokens are few, and crowds need damping at first; half as many
+# seconds as the search waits for one more token. Chosen by: arbitrary budget.
+_DESCENT = Budget(steps=12, stalled=0.98, patience=1, seconds=60.0)
 _INNER = 100  # [iterations] of conjugate gradients in each step. Chosen by: arbitrary budget.
 _TOLERANCE = 3e-3  # [of the residual at first]. Chosen by: arbitrary budget.
-_STILL = 0.98  # of the squares that were left: what a step must get below for another to be worth it
-_FIRST, _LESS, _MORE = 1e-1, 0.1, 10.0  # damping, relative to the conditioner
-_RIDGE = 1e-10  # of the conditioner's mean, so that it can be inverted
-_PATIENCE = 60.0  # seconds of all: half of what the search waits for one more token
+# [of the preconditioner's mean diagonal] added, so that it can be inverted.
+# Chosen by: float64's precision.
+_RIDGE = 1e-10
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class _MLP:
+class _MLP(NonlinearProblem):
     """The two gradients, biases beside them, in units of their rounding, and what makes them."""
 
     G1: Tensor
@@ -57,9 +61,30 @@ class _MLP:
         biased = gradient.shape[1] > rows.shape[1]
         return torch.cat([rows, torch.full_like(rows[:, :1], one)], 1) if biased else rows
 
+    def linearize(self, s: Tensor) -> Products:
+        return self.at(s).linearized().products()
+
+    def at(self, s: Tensor) -> _Here:
+        d = self.W1.shape[1]
+        return _Here(self, s[0, :, :d], s[0, :, d:])
+
+    def costs(self, s: Tensor) -> Tensor:
+        return _flat(self.at(s).left).square().sum(1)
+
+    def moved(self, s: Tensor, step: Tensor) -> Tensor:
+        """With the D that fits the moved tokens best.
+
+        Of two tokens that are alike, one that moves changes what both get by much, and steps of
+        tokens and D at once keep to a narrow bent valley (variable projection, Golub and Pereyra).
+        """
+        there = s + step
+        refit = self.at(there).linearized().products(moves=0.0)
+        return there + refit.step(there.new_zeros(1))
+
 
 class _Here:
-    """The derivative at (Z, D), there and back, and its conditioner: the Gram matrices of what multiplies each unknown."""
+    """The derivative at (Z, D), there and back, and its conditioner: the Gram matrices of what
+    multiplies each unknown."""
 
     def __init__(self, mlp: _MLP, Z: Tensor, D: Tensor) -> None:
         act, (u1, u2) = mlp.block.activation, mlp.units
@@ -70,7 +95,7 @@ class _Here:
         self.left = mlp.G1 - self.D1.T @ self.Z, mlp.G2 - D.T @ self.A
         self.H = H
 
-    def linearize(self) -> None:
+    def linearized(self) -> _Here:
         mlp, (u1, u2) = self.mlp, self.mlp.units
         curved = self.H.detach().requires_grad_()
         with torch.enable_grad():
@@ -85,6 +110,7 @@ class _Here:
         eye = torch.eye(len(self.D)).to(self.D)
         self.grams = [gram + _RIDGE * gram.diagonal().mean() * eye for gram in grams]
         self.factors = [torch.linalg.cholesky(gram) for gram in self.grams]
+        return self
 
     def pushed(self, v: Pair) -> Pair:
         mlp, (u1, u2) = self.mlp, self.mlp.units
@@ -101,42 +127,38 @@ class _Here:
         at_Z = (self.D1 @ rest[0])[:, : mlp.W1.shape[1]] / u1
         return at_Z + at_H @ mlp.W1, self.A @ rest[1].T + (at_D1 * self.slope) @ mlp.W2.T
 
-    def step(self, damping: float, moves: float = 1.0) -> Pair:
-        """The damped step, by conjugate gradients; tokens stay where they are if `moves` is zero."""
+    def products(self, moves: float = 1.0) -> Products:
+        """The derivative at one point (1, N, d + m), [Z, D]; tokens stay in place if `moves` is
+        zero."""
         d, (first, second) = self.mlp.W1.shape[1], self.left
 
         def push(v: Tensor) -> Tensor:
-            return _flat(self.pushed((v[:, :d], v[:, d:])))
+            return _flat(self.pushed((v[0, :, :d], v[0, :, d:])))
 
         def pull(rest: Tensor) -> Tensor:
-            one, other = rest.split([first.numel(), second.numel()])
+            one, other = rest[0].split([first.numel(), second.numel()])
             at_Z, at_D = self.pulled((one.view_as(first), other.view_as(second)))
-            return torch.cat([moves * at_Z, at_D], 1)
+            return torch.cat([moves * at_Z, at_D], 1)[None]
 
         def each(of: Callable[[int, Tensor], Tensor]) -> Product:
-            return lambda v: torch.cat([of(0, v[:, :d]), of(1, v[:, d:])], 1)
+            return lambda v: torch.cat([of(0, v[0, :, :d]), of(1, v[0, :, d:])], 1)[None]
 
-        v, _ = least_squares(
+        left = _flat(self.left)
+        return Products(
+            left.square().sum(1),
+            -pull(left),
             push,
             pull,
-            pull(_flat(self.left)),
+            self.mlp.costs,
             _TOLERANCE,
             _INNER,
-            ridge=each(lambda i, part: damping * (self.grams[i] @ part)),
-            precondition=each(lambda i, part: torch.cholesky_solve(part, self.factors[i])),
+            metric=each(lambda i, part: self.grams[i] @ part),
+            precondition=lambda _: each(lambda i, part: torch.cholesky_solve(part, self.factors[i])),
         )
-        return v[:, :d], v[:, d:]
 
 
 def _flat(pair: Pair) -> Tensor:
-    return torch.cat([part.flatten() for part in pair])
-
-
-def _refitted(here: _Here, Z: Tensor) -> _Here:
-    """With the D that fits these tokens best: of two tokens that are alike, one that moves changes what both get by much, and
-    steps of tokens and D at once keep to a narrow bent valley (Golub and Pereyra's variable projection)."""
-    here.linearize()
-    return _Here(here.mlp, Z, here.D + here.step(0.0, moves=0.0)[1])
+    return torch.cat([part.flatten() for part in pair])[None]
 
 
 def together(block: FirstBlock, update: Update, Z: Tensor) -> Tensor:
@@ -144,20 +166,6 @@ def together(block: FirstBlock, update: Update, Z: Tensor) -> Tensor:
     mlp = _MLP.of(block, update, Z)
     here = _Here(mlp, Z, torch.zeros_like(Z))
     D = torch.linalg.lstsq(here.A.T, mlp.G2.T).solution
-    here, damping, start = _Here(mlp, Z, D), _FIRST, time.monotonic()
-    cost = float(_flat(here.left).square().sum())
-    for _ in range(_STEPS):
-        if time.monotonic() > start + _PATIENCE or out_of_time("the last digits of tokens"):
-            break
-        here.linearize()
-        v = here.step(damping)
-        there = _refitted(_Here(mlp, Z + v[0], D + v[1]), Z + v[0])
-        left = float(_flat(there.left).square().sum())
-        if not left < cost:
-            damping *= _MORE
-            continue
-        Z, D, here, damping, done = Z + v[0], there.D, there, damping * _LESS, left > _STILL * cost
-        cost = left
-        if done:
-            break
-    return Z
+    rule = StoppingRule(untried="the last digits of tokens")
+    end = descend(mlp, torch.cat([Z, D], 1)[None], _DESCENT, rule)
+    return end.s[0, :, : Z.shape[1]]

@@ -1,7 +1,8 @@
 """Every token of a batch as a root: what the first block's MLP read, one token at a time.
 
-Its two linear maps are two dense layers, and every token of every picture is a sample of theirs: z lies in the span of ∇W₁, and
-act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens are found while N T is well below the width.
+Its two linear maps are two dense layers, and every token of every picture is a sample of theirs: z
+lies in the span of ∇W₁, and act(W₁ z + b₁) in that of ∇W₂ (`spans.roots`). N pictures of T tokens
+are found while N T is well below the width.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from unsum.deadline import out_of_time
+from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.network.activations import IDENTITY, Activation
 from unsum.network.chain import Step
 from unsum.progress import Progress
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import Condition, descend, starts
-from unsum.spans.search import Roots, least_misfit, levels, roots_among
+from unsum.spans.roots import ENDS, Condition, descend, starts
+from unsum.spans.search import levels, roots_among
 from unsum.spans.tokens.block import FirstBlock, Map
 from unsum.spans.tokens.deflate import taken_out
 from unsum.update import Update
 
 _UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
-_LAST, _HARDLY = 6, 1e-6  # steps and damping at all units, from roots at some
-_STEPS = 60  # of a start: roots are reached within twenty
 _FEWEST = 32  # starts of a round
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
 MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
@@ -41,14 +41,15 @@ _PATIENCE = 120.0  # seconds without a new token, after which it ends too: a rou
 
 def find_tokens(
     block: FirstBlock, update: Update, tokens: int, seed: int, progress: Progress, device: torch.device
-) -> Roots:
-    """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest has fewer unknowns."""
+) -> FoundPoints:
+    """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest
+    has fewer unknowns."""
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     _check(here, following, tokens)
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     W2 = block.second.W.to(device)
     generator = torch.Generator().manual_seed(seed)
-    found, barren, out, first = Roots.none(whole.step), 0, 0, 0
+    found, barren, out, first = FoundPoints.none(whole.step.W), 0, 0, 0
     rest, narrow = whole, _narrowed(whole, generator)
     last, own = time.monotonic(), torch.ones(0, dtype=torch.bool, device=device)
     while int(own.sum()) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens"):
@@ -62,13 +63,15 @@ def find_tokens(
         entire = rest is whole or condition is whole
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
         number = max(_FEWEST, min(largest, crowd * (tokens - int(own.sum()))))
-        drawn = _starts(condition, found if entire else Roots.none(whole.step), number, generator)
-        s, misfits = descend(condition, drawn, _STEPS, least_misfit(condition))
+        drawn = _starts(condition, found if entire else FoundPoints.none(whole.step.W), number, generator)
+        tried = descend(condition, drawn)
         if view < 2:
-            ends = Roots.none(whole.step).joined(roots_among(condition, s, misfits)[0]).X
+            ends = roots_among(condition, tried)[0].distinct().points
         else:  # what was taken out left its errors, so that the best of them may be no roots here
-            ends = condition.inputs(s[misfits.argsort()[:_BEST]])
-        found = _each_once(found, _followed(whole, ends))
+            ends = condition.inputs(tried.s[tried.cost.argsort()[:_BEST]])
+        # All were followed to roots of the same equations, so that what is near is the same,
+        # however badly it is known: patches of one color differ by their positions alone.
+        found = found.joined(_followed(whole, ends), _SAME, blur=1.0)
         before, own = int(own.sum()), _distinct(whole, found)
         if int(own.sum()) <= before:
             barren += 1
@@ -82,53 +85,38 @@ def find_tokens(
     return _at_most(found, own, tokens)
 
 
-def _followed(whole: Condition, X: Tensor) -> Roots:
+def _followed(whole: Condition, X: Tensor) -> FoundPoints:
     """Roots at some hidden units, or among some unknowns, followed to those at all."""
     if len(X) == 0:
-        return Roots.none(whole.step)
-    ends = descend(whole, whole.unknowns_of(X), _LAST, least_misfit(whole), _HARDLY)
-    return roots_among(whole, *ends)[0]
+        return FoundPoints.none(whole.step.W)
+    return roots_among(whole, descend(whole, whole.unknowns_of(X), ENDS))[0]
 
 
-def _each_once(found: Roots, new: Roots) -> Roots:
-    """Both. All were followed to roots of the same equations, so what is near is the same, however badly it is known: patches of
-    one color differ by their positions alone."""
-    X, misfits = torch.cat([found.X, new.X]), torch.cat([found.misfits, new.misfits])
-    both = Roots(X, torch.cat([found.errors, new.errors]), torch.cat([found.hits, new.hits]), misfits)
-    both = both[misfits.argsort()]
-    within = _SAME + both.errors[:, None] + both.errors
-    near = torch.cdist(both.X, both.X) < within * both.X.norm(dim=1, keepdim=True)
-    kept: list[int] = []
-    for i, row in enumerate(near.cpu()):
-        if not bool(row[kept].any()):
-            kept.append(i)
-    return both[torch.tensor(kept, dtype=torch.long, device=X.device)]
-
-
-def _distinct(whole: Condition, found: Roots) -> Tensor:
-    """(R,) which are roots of their own: where the mean of two is a root as well, they are one that is known badly and was found
-    twice, or two tokens that these equations do not tell apart."""
-    apart = torch.cdist(found.X, found.X) / found.X.norm(dim=1, keepdim=True)
+def _distinct(whole: Condition, found: FoundPoints) -> Tensor:
+    """(R,) which are roots of their own: where the mean of two is a root as well, they are one that
+    is known badly and was found twice, or two tokens that these equations do not tell apart."""
+    apart = torch.cdist(found.points, found.points) / found.points.norm(dim=1, keepdim=True)
     pairs = ((apart < _NEIGHBORS).triu(1)).nonzero()
     if len(pairs) == 0:
-        return torch.ones(len(found), dtype=torch.bool, device=found.X.device)
-    means = whole.unknowns_of(found.X[pairs].mean(1))
+        return torch.ones(len(found), dtype=torch.bool, device=found.points.device)
+    means = whole.unknowns_of(found.points[pairs].mean(1))
     ends = torch.maximum(found.misfits[pairs].amax(1), levels(whole, means))
     one = whole.misfit(means) < _AS_WELL * ends
     order = found.misfits.argsort().argsort()
     worse = pairs.gather(1, order[pairs].argmax(1, keepdim=True))[:, 0]
-    answer = torch.ones(len(found), dtype=torch.bool, device=found.X.device)
+    answer = torch.ones(len(found), dtype=torch.bool, device=found.points.device)
     answer[worse[one]] = False
     return answer
 
 
-def _at_most(found: Roots, own: Tensor, number: int) -> Roots:
+def _at_most(found: FoundPoints, own: Tensor, number: int) -> FoundPoints:
     """So many: those of their own first, then of the others those that are best known."""
     return found[torch.argsort(found.errors + 1e9 * ~own)[:number]]
 
 
 def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:
-    """The condition at some of the hidden units: a step costs as much less, and equations enough are left."""
+    """The condition at some of the hidden units: a step costs as much less, and equations enough
+    are left."""
     m, units = whole.K.shape[1], _UNITS * len(whole.here)
     if units >= m:
         return whole
@@ -177,14 +165,15 @@ def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
         )
 
 
-def _starts(condition: Condition, found: Roots, number: int, generator: torch.Generator) -> Tensor:
-    """Outside of what the tokens found span, where those that are missing are most of what is left; and toward their mean."""
+def _starts(condition: Condition, found: FoundPoints, number: int, generator: torch.Generator) -> Tensor:
+    """Outside of what the tokens found span, where those that are missing are most of what is left;
+    and toward their mean."""
     if len(found) == 0:
         return starts(condition, number, generator, rows=True)
-    rows = condition.here.rows[:, : found.X.shape[1]]
-    known = torch.linalg.qr(found.X.T)[0].T
+    rows = condition.here.rows[:, : found.points.shape[1]]
+    known = torch.linalg.qr(found.points.T)[0].T
     drawn = torch.randn(number, len(rows), generator=generator, dtype=torch.float64).to(rows) @ rows
     drawn = drawn - (drawn @ known.T) @ known
-    drawn = drawn * found.X.norm(dim=1).median() / drawn.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    drawn = drawn * found.points.norm(dim=1).median() / drawn.norm(dim=1, keepdim=True).clamp_min(1e-300)
     share = torch.rand(number, 1, generator=generator, dtype=torch.float64).to(rows)
-    return condition.unknowns_of(share * drawn + (1 - share) * found.X.mean(0))
+    return condition.unknowns_of(share * drawn + (1 - share) * found.points.mean(0))

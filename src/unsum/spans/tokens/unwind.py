@@ -1,14 +1,20 @@
 """From what the first MLP read back to the patches: every step is one linear solve, token by token.
 
-With all tokens z of the batch known, ∇W₂ = D₂ᵀ act(W₁ z + b₁) gives D₂, the gradient at what every token sends on. Then
+With all tokens z of the batch known, ∇W₂ = D₂ᵀ act(W₁ z + b₁) gives D₂, the gradient at what every
+token sends on. Then
 
-1. **lengths**: z = γ w/s + β hides how long w − mean was. The block writes y = w + MLP(z), and norm′(y) lies in the span of the
+1. **lengths**: z = γ w/s + β hides how long w − mean was. The block writes y = w + MLP(z), and
+   norm′(y) lies in the span of the
    next block's ∇(q, k, v): one equation after another for the single unknown s.
-2. **attention**: D at w follows from D₂ and s, and ∇W_out = Dᵀ o gives o, what the heads wrote for every token; u = w − out(o).
-3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes of ∇E's row space, and x is
+2. **attention**: D at w follows from D₂ and s, and ∇W_out = Dᵀ o gives o, what the heads wrote for
+   every token; u = w − out(o).
+3. **places**: u = E x + e + position. Of all positions one leaves nothing outside of what E makes
+   of ∇E's row space, and x is
    what fits.
-4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π exp(q·k) (v − o) = 0 over all
-   tokens, with π = 1 for those of the same picture and 0 for the others: as many linear equations as channels.
+4. **pictures**: o is a mean over the tokens of its own picture, weighted by exp(q·k). So Σ π
+   exp(q·k) (v − o) = 0 over all
+   tokens, with π = 1 for those of the same picture and 0 for the others: as many linear equations
+   as channels.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ _MOST = (
 def by_tokens(
     network: PatchNetwork, update: Update, B: int, device: torch.device, seed: int, progress: Progress
 ) -> Solved:
-    """A batch of B pictures; refuses where a layer is missing, or where there are too many tokens for the width."""
+    """A batch of B pictures; refuses where a layer is missing, or where there are too many tokens
+    for the width."""
     block, first, T = network.block, network.first, network.tokens
     if block is None or first is None or first.inner is not None:
         raise UnsumError(
@@ -55,7 +62,7 @@ def by_tokens(
             f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This is no sign that nothing leaks; "
             "'exact' reads every picture's class token."
         )
-    Z = found.X
+    Z = found.points
     if len(Z) == T * B:  # with some missing, others would take up what these sent
         progress.say("Solving for all tokens together")
         Z = together(block, update, Z)
@@ -112,7 +119,8 @@ def _normed(norm: nn.LayerNorm, rows: Tensor) -> Tensor:
 
 
 def _lengths(network: PatchNetwork, gradient: Tensor, z: Tensor, written: Tensor) -> Tensor:
-    """(tokens, 1) the length that the second norm divided by; another unknown is the length at the next norm, if that has a β."""
+    """(tokens, 1) the length that the second norm divided by; another unknown is the length at the
+    next norm, if that has a β."""
     assert network.block is not None
     norm = network.block.next_norm
     V = row_space(gradient, len(z))
@@ -130,8 +138,8 @@ def _lengths(network: PatchNetwork, gradient: Tensor, z: Tensor, written: Tensor
 
 @dataclass(frozen=True)
 class _Placed:
-    """(tokens, n) patches; (tokens,) their places: 0…N−1, or −1 − i for token i of those beside the patches; (tokens,) deviations
-    of a patch's numbers; (tokens,) which fit."""
+    """(tokens, n) patches; (tokens,) their places: 0…N−1, or −1 − i for token i of those beside the
+    patches; (tokens,) deviations of a patch's numbers; (tokens,) which fit."""
 
     X: Tensor
     places: Tensor
@@ -140,7 +148,8 @@ class _Placed:
 
 
 def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor, B: int) -> _Placed:
-    """A token errs in all directions alike, and what its place leaves outside is the part of it that shows."""
+    """A token errs in all directions alike, and what its place leaves outside is the part of it
+    that shows."""
     basis = row_space(gradient, network.count * B)
     E, e = network.weight.to(u), 0.0 if network.bias is None else network.bias.detach().to(u)
     M = _centered(basis @ E.T)  # (N B, d)
@@ -204,7 +213,8 @@ def _grouped(network: PatchNetwork, placed: _Placed, z: Tensor, o: Tensor, B: in
 
 
 def _seeds(network: PatchNetwork, placed: _Placed, B: int) -> Tensor:
-    """(B,) a token of each picture: at the first place beside the patches, or else at the best known one that is complete."""
+    """(B,) a token of each picture: at the first place beside the patches, or else at the best
+    known one that is complete."""
     places, best = placed.places, None
     for place in [*([-1] if network.tokens > network.count else []), *range(network.count)]:
         here = ((places == place) & placed.fits).nonzero()[:, 0]

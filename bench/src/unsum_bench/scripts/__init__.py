@@ -1,0 +1,1 @@
+"""Speed, memory, limits and searches; bench/README.md has a line for each."""

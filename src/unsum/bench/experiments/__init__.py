@@ -1,8 +1,0 @@
-"""Every table. To add one, write an `Experiment` into a file here and name it in this one."""
-
-from unsum.bench.declare import Experiment
-from unsum.bench.experiments import field, rgla, rgla_figures, soft
-
-EXPERIMENTS: dict[str, Experiment] = {
-    table.name: table for table in (*rgla.TABLES, *rgla_figures.FIGURES, *soft.TABLES, field.EXPERIMENT)
-}
