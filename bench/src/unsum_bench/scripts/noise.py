@@ -1,6 +1,6 @@
 """Labels and features under noise, found by `adaptive`, beside the ideal test between two labels.
 
-    python -m unsum_bench.scripts.noise --json noise.json                    # default model and batch, ten draws: an hour on one core
+    python -m unsum_bench.scripts.noise --json noise.json                    # ten draws: an hour on one core
     python -m unsum_bench.scripts.noise --photos FILE.npz --json more.json   # with further public photos
     python -m unsum_bench.scripts.noise --table noise.json                   # the table of docs/results/noise.md
 
