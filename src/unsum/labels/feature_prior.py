@@ -19,12 +19,12 @@ from unsum.labels.feature_sign import feature_sign
 from unsum.labels.probe import Probe
 from unsum.sharing import once, version
 
-VIEWS = 16  # of every public input. Chosen by: measurement (unsum_bench.scripts.noise); forty are hardly better
+VIEWS = 16  # [1] of every public input. Chosen by: one-off measurement on the default batch
 _FEW = 8  # [inputs] in a pass of random ones. Chosen by: arbitrary budget
 _MOST_INPUTS = 64  # [inputs] in one pass. Chosen by: arbitrary budget
 _MOST_FEATURES = 1 << 24  # [features] of all views: 128 MB. Chosen by: arbitrary budget
 _SMALLEST_CUT = 0.5  # [share] of a side. Chosen by: arbitrary budget
-_ROUGH = 0.5  # [share] of the mean over all features. Chosen by: measurement (unsum_bench.scripts.noise)
+_ROUGH = 0.5  # [share] of the mean over all features. Chosen by: one-off measurement on the default batch
 
 
 @dataclass(frozen=True)
