@@ -22,7 +22,8 @@ class Knowledge:
 
     `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
     the attacker used (to train an inverse, say); `auxiliary` are labeled samples of its own, inputs of the model with
-    (N,) class numbers. `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
+    (N,) class numbers; `public` are inputs that anyone could have, without labels and none of them the client's.
+    `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
     that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
     local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
     said to be of the same batch. `targets_of_any_kind` are those of a network that is no classifier:
@@ -39,6 +40,7 @@ class Knowledge:
     auxiliary_photos: str = ""
     may_change_model: bool = False
     auxiliary: tuple[Tensor, Tensor] | None = None
+    public: Tensor | None = None
     loss: str | None = None
     training: LocalTraining | None = None
     repeated_rounds: int = 1
@@ -56,6 +58,10 @@ class Knowledge:
                     f"auxiliary must be (images, labels) with one whole class number per image, not {tuple(images.shape)} and "
                     f"{tuple(labels.shape)} of {labels.dtype}."
                 )
+        if self.public is not None and len(self.public) < 2:
+            raise UnsumError(
+                "Public inputs show what features look like from two of them on; give more, or leave public= out."
+            )
         if self.labels is None:
             return
         if self.labels.ndim not in (1, 2) or len(self.labels) == 0:
@@ -101,6 +107,10 @@ class Knowledge:
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
             sentences.append(f"{len(self.auxiliary[0])} labeled samples of its own, of {len(classes)} classes.")
+        if self.public is not None:
+            sentences.append(
+                f"{len(self.public)} public inputs, none of them the client's, for what features look like."
+            )
         if self.loss is not None:
             sentences.append(f"The client's loss ({self.loss}).")
         if self.repeated_rounds > 1:

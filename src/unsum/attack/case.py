@@ -62,6 +62,11 @@ class Case:
     def defended(self) -> bool:
         return recognize(self.head).kind != "none"
 
+    @cached_property
+    def noisy(self) -> bool:
+        """Whether every entry was sent with an error of its own."""
+        return recognize(self.head).kind == "noise"
+
     @property
     def useless(self) -> bool:
         """Whether there is no answer yet that is worth anything."""
@@ -130,4 +135,13 @@ class Case:
 def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
     """One separator, with what the options grant it."""
     given = options.shared
-    return separate(model, update, method, labels=options.labels, progress=progress, loss=options.loss, **given)
+    return separate(
+        model,
+        update,
+        method,
+        labels=options.labels,
+        progress=progress,
+        loss=options.loss,
+        public=options.public,
+        **given,
+    )

@@ -53,6 +53,7 @@ def attack(
     batch_size: int | None = None,
     label_rule: str | None = None,
     auxiliary: tuple[Tensor, Tensor] | None = None,
+    public: Tensor | None = None,
     inverse: Inverses = None,
     refine: Mode | None = None,
     loss: str | Loss | None = None,
@@ -76,6 +77,7 @@ def attack(
         labels, batch_size: what the attacker knows besides, as in `separate`.
         label_rule: a rule from `unsum list` that finds the labels first, instead of the method's own way.
         auxiliary: labeled samples of the attacker's own, for label rules that need them.
+        public: inputs that anyone could have, without labels, and none of them the client's: what features look like under noise.
         inverse: a trained inverse for this model's backbone, or several; the embedded one by default. One for an inner layer is
             used where the layers above can be peeled, the next one otherwise.
         refine: change the inverse's pictures until they explain the leak: `features`, which raises PSNR, or a published mode
@@ -102,6 +104,7 @@ def attack(
         batch_size,
         label_rule=label_rule,
         auxiliary=auxiliary,
+        public=public,
         inverse=inverse,
         refine=refine,
         loss=loss,

@@ -30,6 +30,7 @@ MAY_BE_WRONG = "the labels that a rule found may be wrong"
 LABELS_ALONE = "it looks for labels alone"
 # Row sums average over noise and lost entries; signs leave the bias gradient's whole.
 _UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign", "template")
+_NOISY = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg", "template")
 _TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg", "template")
 _SEPARATORS = ("exact", "adaptive", "fgla")  # that are asked again with labels that rules name
 _SETS = 2  # [1] sets of labels that they are asked with. Chosen by: arbitrary budget, most rules agree
@@ -49,7 +50,7 @@ def name_labels(case: Case) -> Leak | None:
         found = _by_every_rule(case)
     size, best = case.options.clues(case.model, case.update).knowledge.known_batch_size, case.answer
     trusted = not is_hopeless(best) and size in (None, best.batch_size)
-    order = _UNTOUCHED if not case.defended else _TAMPERED
+    order = _NOISY if case.noisy else _TAMPERED if case.defended else _UNTOUCHED
     rule = next((name for name in order if name in found), None)
     if trusted or rule is None or case.options.follows_steps(case.update):  # the rules take one step for granted
         return None
@@ -57,7 +58,8 @@ def name_labels(case: Case) -> Leak | None:
         f"The samples are uncertain, and labels can be found without them: the rule {rule!r} names {len(found[rule])}, "
         "in no order (`Leak.named`)."
     )
-    return replace(best, named=found[rule], notes=[*best.notes, note])
+    knowledge = best.knowledge if rule != "templates" else replace(best.knowledge, public=case.options.public)
+    return replace(best, named=found[rule], notes=[*best.notes, note], knowledge=knowledge)
 
 
 def named_and_useless(case: Case) -> bool:
@@ -66,7 +68,7 @@ def named_and_useless(case: Case) -> bool:
 
 def separate_named(case: Case) -> None:
     """Their answers stay in what was tried and stand before no other: wrong labels fit a defended gradient, too."""
-    order = _UNTOUCHED if not case.defended else _TAMPERED
+    order = _NOISY if case.noisy else _TAMPERED if case.defended else _UNTOUCHED
     names = {name: f"labels by {name}" for name in (*order, *(entry.name for entry in LABEL_RULES))}
     by_rule = {one.method: one.labels for one in case.tried if one.labels is not None}
     sets: dict[tuple[int, ...], tuple[str, Tensor]] = {}
@@ -104,7 +106,9 @@ def _by_every_rule(case: Case) -> dict[str, Tensor]:
     for name in (entry.name for entry in LABEL_RULES if entry.name not in separators):
         rule = LABEL_RULES[name]
         single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1  # taken on trust elsewhere
-        if single or (name == "ilrg" and evidence.head.classes > _MOST_CLASSES):
+        if single or (name == "templates" and not case.noisy):  # what is left of other defenses is not Gaussian
+            continue
+        if name == "ilrg" and evidence.head.classes > _MOST_CLASSES:
             continue
         if out_of_time("label rules"):
             break

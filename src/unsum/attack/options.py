@@ -41,6 +41,7 @@ class AttackOptions:
     batch_size_known: bool = False
     label_rule: str | None = None
     auxiliary: tuple[Tensor, Tensor] | None = None
+    public: Tensor | None = None
     inverse: Inverses = None
     refine: Mode | None = None
     loss: str | Loss | None = None
@@ -73,9 +74,8 @@ class AttackOptions:
 
     def clues(self, model: nn.Module, update: Update) -> Clues:
         """What a label rule is given."""
-        return Clues.of(
-            model, update, Knowledge(None, self.batch_size, auxiliary=self.auxiliary), self.device, self.seed
-        )
+        granted = Knowledge(None, self.batch_size, auxiliary=self.auxiliary, public=self.public)
+        return Clues.of(model, update, granted, self.device, self.seed)
 
     @property
     def other_loss(self) -> bool:

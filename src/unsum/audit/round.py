@@ -157,7 +157,9 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
     how: dict[str, Any] = {"train": case.train, "training": case.training, "buffers": case.buffers}
     sent = send(model, *case.samples, defenses, seed=options.seed, loss=options.loss, **how)
     with in_mode(model, case.train):  # how clients train is the server's own protocol
-        leak = attacked(model, sent.update, options.of_batch(len(sent.images)), progress)
+        public = options.public if options.public is not None else public_inputs(sent.images)
+        options = replace(options.of_batch(len(sent.images)), public=public)
+        leak = attacked(model, sent.update, options, progress)
         told = sent.update.statistics.note
         leak = leak if told is None else replace(leak, notes=[told, *leak.notes])
         if reader is not None:

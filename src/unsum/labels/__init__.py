@@ -6,7 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from unsum.knowledge import Knowledge
-from unsum.labels import bias_sign, gradinversion, idlg, ilrg, llg, llg_plus, llg_star, row_sum, template  # noqa: F401 (registers)
+from unsum.labels import (  # noqa: F401 (registers)
+    bias_sign,
+    gradinversion,
+    idlg,
+    ilrg,
+    llg,
+    llg_plus,
+    llg_star,
+    row_sum,
+    template,
+    templates,
+)
 from unsum.labels.method import LABEL_RULES, Clues, LabelRule
 from unsum.update import Update
 
@@ -20,6 +31,7 @@ def labels(
     *,
     batch_size: int | None = None,
     auxiliary: tuple[Tensor, Tensor] | None = None,
+    public: Tensor | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
 ) -> Tensor:
@@ -33,6 +45,7 @@ def labels(
         method: a label rule from `unsum list`, which says what each needs.
         batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
         auxiliary: labeled samples of the attacker's own, (images, labels), for rules that need them.
+        public: inputs that anyone could have, without labels, for 'templates'.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
 
@@ -45,5 +58,5 @@ def labels(
         >>> unsum.labels(model, update), unsum.labels(model, update, "llg", batch_size=3)
         (tensor([1, 4, 4]), tensor([1, 4, 4]))
     """
-    rule, granted = LABEL_RULES[method], Knowledge(batch_size=batch_size, auxiliary=auxiliary)
+    rule, granted = LABEL_RULES[method], Knowledge(batch_size=batch_size, auxiliary=auxiliary, public=public)
     return rule(Clues.of(model, update, granted, device, seed))

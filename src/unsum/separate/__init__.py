@@ -56,6 +56,7 @@ def separate(
     progress: Progress = SILENT,
     loss: str | Loss | None = None,
     time_limit: float | None = None,
+    public: Tensor | None = None,
     **options: Any,
 ) -> Leak:
     """Take the sum over a batch apart: every sample's features, logits and label out of one update.
@@ -76,6 +77,7 @@ def separate(
             untried: 60 by default, `math.inf` for as long as it takes. Methods that take a fixed number of steps have no limit
             by default. Inside of another search's limit, what is left of that is the default. A pass over a large head is not
             interrupted.
+        public: inputs that anyone could have, without labels: what features look like under noise (`adaptive`).
         options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
 
     Returns:
@@ -103,6 +105,7 @@ def separate(
         progress=progress,
         loss=loss,
         time_limit=time_limit,
+        public=public,
         **options,
     ).published()
 
@@ -119,6 +122,7 @@ def answered(
     progress: Progress = SILENT,
     loss: str | Loss | None = None,
     time_limit: float | None = None,
+    public: Tensor | None = None,
     **options: Any,
 ) -> Leak:
     """`separate`, with the error by which attacks choose among their answers, whatever speaks against it."""
@@ -127,7 +131,12 @@ def answered(
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     loss_name = loss if isinstance(loss, str) or loss is None else loss.name
     knowledge = Knowledge(
-        labels=labels, batch_size=disclosed, loss=loss_name, training=update.training, carried=update.carried
+        labels=labels,
+        batch_size=disclosed,
+        loss=loss_name,
+        training=update.training,
+        carried=update.carried,
+        public=public,
     )
     start = time.perf_counter()
     head = Head.of(model, update, device)
@@ -147,5 +156,6 @@ def answered(
     leak = withhold(leak, doubt_network(head, method, leak.loss))
     if update.carried is not None:
         leak = replace(leak, notes=[*leak.notes, update.carried.note])
-    granted = replace(knowledge, auxiliary_photos=leak.knowledge.auxiliary_photos)  # a method says which photos it used
+    used = leak.knowledge  # a method says which photos and public inputs it used
+    granted = replace(knowledge, auxiliary_photos=used.auxiliary_photos, public=used.public)
     return replace(leak, knowledge=granted, seconds=time.perf_counter() - start)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,7 +68,21 @@ def tell_apart(
             errors.append(expected[group].expand(count))
             merged += [members] if count > 1 else []
         first += count
-    return ToldApart(batch.members, torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
+    told = ToldApart(batch.members, torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
+    return told if fit.unseen is None or not len(batch.chances) else _doubted(told, batch.chances, fit.unseen)
+
+
+def _doubted(told: ToldApart, chances: Tensor, unseen: Posterior) -> ToldApart:
+    """The posterior means where labels are uncertain: of a label that nobody carries, the answer is for a sample of which nothing
+    was seen."""
+    right = chances[:, None]
+    size = told.features.square().sum(1)
+    wrong = told.errors.square() * size / (1 - told.errors.square()).clamp_min(1e-12)  # of the posterior's mean
+    apart = (told.features - unseen.mean).square().sum(1)
+    features = right * told.features + (1 - right) * unseen.mean
+    variance = chances * wrong + (1 - chances) * (float(unseen.variance.sum()) + chances * apart)
+    errors = (variance / (variance + features.square().sum(1)).clamp_min(1e-300)).sqrt()
+    return replace(told, features=features, errors=errors)
 
 
 def member_errors(fit: GroupFit, batch: Groups) -> Tensor:

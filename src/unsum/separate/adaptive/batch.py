@@ -6,18 +6,21 @@ A label's row of ∇W holds its samples' features, every other row only the smal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from unsum.head import Head
 from unsum.knowledge import Knowledge
+from unsum.labels.feature_prior import FeaturePrior
 from unsum.labels.ilrg import whole_counts
+from unsum.labels.templates import MOST, count_evidence
 from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
 _WHOLE = 0.2  # distance from a whole number within which a count is one
+_LOUD = 0.1  # [1] noise in the sum of the labels' bias gradients from which these do not show the scale. Arbitrary
 _REPEATS = 4  # samples per label, at most, that are looked for where nobody says how many there are
 
 
@@ -30,6 +33,14 @@ class Groups:
     scale: float  # the gradient was multiplied by this
     size_known: bool  # whether the number of samples was granted
     notes: list[str]
+    # (B,) that each label is right; empty: all are.
+    chances: Tensor = field(default_factory=lambda: torch.zeros(0))
+    feature_size: float | None = None  # over that of public inputs, where the labels' likelihood shows it
+
+    @property
+    def sure(self) -> Tensor:
+        """(B,) the chance that each member's label is right."""
+        return self.chances if len(self.chances) else torch.ones_like(self.members, dtype=torch.float64)
 
     @property
     def size(self) -> int:
@@ -45,12 +56,17 @@ class Groups:
         return self.scale / self.size if reduction == "mean" else self.scale
 
 
-def find_batch(head: Head, knowledge: Knowledge, defense: RecognizedDefense) -> Groups | None:
-    """The groups, by the granted labels or by the rows; None where no row stands out."""
+def find_batch(
+    head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior | None = None
+) -> Groups | None:
+    """The groups, by the granted labels, by the likelihood of their counts under noise, or by the rows; None where no row
+    stands out."""
     granted = knowledge.targets(head.classes)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
         return Groups(labels, counts, _scale(head, defense, labels), True, [])
+    if defense.kind == "noise" and prior is not None and (knowledge.batch_size or 0) <= MOST:
+        return _likeliest(head, knowledge, defense, prior)
     # (C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative.
     energy = head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
     if defense.kind == "sign":
@@ -63,6 +79,21 @@ def find_batch(head: Head, knowledge: Knowledge, defense: RecognizedDefense) -> 
     counts = _counts(mass, knowledge.batch_size, head.reduction)
     notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
     return Groups(labels, counts, scale, knowledge.batch_size is not None, notes)
+
+
+def _likeliest(head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior) -> Groups:
+    """The counts of every class with the chance of each."""
+    found = count_evidence(head, prior, defense.sigma, knowledge.batch_size)
+    members, chances = found.chosen
+    labels, counts = members.unique(return_counts=True)
+    scale = _scale(head, defense, labels)
+    if defense.sigma_b * len(labels) ** 0.5 > _LOUD:
+        scale = found.scale
+    notes = [
+        f"Labels were named by matched filters; {float(chances.sum()):.1f} of {len(members)} are expected to be right."
+    ]
+    known = knowledge.batch_size is not None
+    return Groups(labels, counts, scale, known, notes, chances, found.feature_size)
 
 
 def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_size: int | None) -> Tensor:

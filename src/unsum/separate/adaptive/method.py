@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsum.certify.doubts.merged import proportional
 from unsum.certify.question import name_some
@@ -15,6 +15,7 @@ from unsum.equation.observation import observe
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import are_soft
+from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.leak import Leak
 from unsum.separate.adaptive.apart import ToldApart, tell_apart
 from unsum.separate.adaptive.batch import Groups, find_batch
@@ -25,6 +26,8 @@ from unsum.separate.method import SEPARATORS, relative_misfit, uncertified
 from unsum.separate.rgla.newton import rgla_newton
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
+_SURE = 0.99  # [probability] of every label, below which the exact solver is not asked. Chosen by: arbitrary
+_LITTLE = 0.9  # [1] predicted error from which it is not asked either. Chosen by: arbitrary
 _MISFIT = 1.05  # residual, in units of the noise, up to which a fit explains the gradient
 _GRID = 3**0.5  # rounding to a grid errs by up to half a step, which is √3 standard deviations of an even spread
 _SHRUNK = 1.3  # times the noise that posterior means leave: they are smaller than what they are the means of
@@ -36,7 +39,7 @@ _MUCH = 0.05  # share of the gradient left over from which a person is told
     summary="recognizes noise, pruning, quantization and Soteria in the update and solves for what they left (unsum)",
     needs="the last layer's gradient; fewer samples than classes",
 )
-def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
+def adaptive(head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None) -> Leak:
     """Separate a batch whose gradient was tampered with; `notes` say which defense was found and what was done."""
     defense = recognize(head)
     if defense.kind == "none":
@@ -46,11 +49,16 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         grad_b = None if head.grad_b is None else head.grad_b.to(defense.dtype)
         found = exact(replace(head, grad_W=head.grad_W.to(defense.dtype), grad_b=grad_b), knowledge, seed=seed)
         return replace(found, method="adaptive", notes=[defense.sentence, *found.notes])
-    batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defense)
+    prior = None
+    if defense.kind == "noise" and model is not None:
+        prior = feature_prior(head, model, knowledge.public, seed)
+    batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defense, prior)
     if batch is not None:
         try:
             if defense.is_noise:
-                return _noisy(head, knowledge, defense, batch, seed)
+                found = _noisy(head, knowledge, defense, batch, seed, prior)
+                used = knowledge.public if prior is not None else None
+                return replace(found, knowledge=replace(found.knowledge, public=used))
             return _removed(head, defense, batch, seed)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             pass  # errors of samples that do not differ: their sums cannot be undone
@@ -58,16 +66,27 @@ def adaptive(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     return replace(found, method="adaptive", exact=False, notes=[defense.sentence, *found.notes])
 
 
-def _noisy(head: Head, knowledge: Knowledge, defense: RecognizedDefense, batch: Groups, seed: int) -> Leak:
+def _noisy(
+    head: Head,
+    knowledge: Knowledge,
+    defense: RecognizedDefense,
+    batch: Groups,
+    seed: int,
+    prior: FeaturePrior | None,
+) -> Leak:
     """Rounds over groups; the exact solver where samples share labels, or where the rounds did not settle it."""
     if defense.lattice is not None:
         # Most of what was rounded to the grid point nearest to zero was nothing, or next to it.
         head = replace(head, grad_W=head.grad_W.masked_fill(head.grad_W.abs() <= 0.5 * defense.lattice.step, 0.0))
-    fit = fit_noisy(head, batch, defense)
+    fit = fit_noisy(head, batch, defense, prior)
+    whence = f"{prior.public} public inputs" if prior is not None and prior.public else ""
     done = (
-        "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves."
+        "Features are posterior means: least squares over all rows, and a prior learned from the estimates themselves"
+        f"{f' and from {whence}' if whence else ''}."
     )
     found = answer(head, batch, defense, tell_apart(head, batch, defense, fit), done)
+    if float(batch.sure.min()) < _SURE or found.predicted_error > _LITTLE:
+        return found  # the exact solver takes labels for certain, and noise for small
     size = float(head.row_norms(head.grad_W).norm())
     noise = defense.sigma * head.grad_W.numel() ** 0.5
     if found.predicted_error < _GOOD and found.residual * size < _MISFIT * noise:

@@ -1,8 +1,12 @@
-"""Empirical Bayes: features are estimated together, by the distribution that their noisy estimates betray.
+"""Empirical Bayes: features are estimated together, by a prior that their noisy estimates and public inputs share.
 
 The estimates x of many features f are f plus an error of known spread. The mixture of point masses that makes all of them
 most likely (Kiefer and Wolfowitz 1956, by EM over a histogram) stands for the prior, whatever its shape: a spike at zero and a
 long tail after ReLU, a bell without it. The posterior mean under it is the estimate; its variance is the error to expect.
+
+Features of public inputs count as a few estimates without an error (a Dirichlet prior on the mixture's weights). Where noise is
+small, the update's own estimates outnumber them. Where noise is large, estimates hold next to nothing about the mixture, which
+stays that of public inputs: the posterior mean degrades to their mean and never to a fit of the noise.
 """
 
 from __future__ import annotations
@@ -12,12 +16,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.labels.feature_prior import FeaturePrior
+
 _REACH = 60.0  # standard deviations beyond which an estimate is as good as it gets
 _PER_DEVIATION = 2.0  # point masses
 _BINS = 8.0  # of the histogram, in a standard deviation
 _ROUNDS = 100  # of expectation and maximization
 _NEIGHBORHOODS = 8  # classes of columns by what the other samples show there
 _ENOUGH = 500  # estimates that a distribution of their own is learned from
+# [√estimates] that the features of public inputs count as, at least. Noise pulls a mixture's mean by as much as √n estimates do,
+# and twice that keeps it in its place up to four deviations. n estimates whose signal is r times their noise have as much to say
+# about the mixture as n r features; where r is small, public features count as n/r.
+_WORTH = 2.0
+_MOSTLY = (
+    0.5  # [share] of the estimates' variance that public inputs leave at most, to be what is expected of each column
+)
+_CLEAR = 5.0  # [deviations] of the estimates' mean square, from which they are larger than noise alone
+_BEYOND = 4.0  # [1] times the largest public feature, that no feature of the client's is expected to exceed
+_START = 0.01  # [share] of the mixture that starts where no public feature is. Chosen by: arbitrary, EM changes it
+_SHARED = 0.02  # [share] of features' variance that a batch has in common. Chosen by: measurement (embedded photos)
+# [public features] point masses where they lie closer than the noise. Chosen by: arbitrary budget
+_QUANTILES = 48
+# [public features] enough to show how all are distributed. Chosen by: arbitrary budget
+_SEEN = 1 << 13
+_SMALLEST, _LARGEST = 1 / 8, 8.0  # [1] size of the client's features over public ones, beyond which it is no size
 
 
 @dataclass(frozen=True)
@@ -34,22 +56,45 @@ class Posterior:
         return (wrong / (wrong + self.mean.square().sum(1)).clamp_min(1e-300)).sqrt()
 
 
-def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool) -> Posterior:
+def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: FeaturePrior | None = None) -> Posterior:
     """Posterior of every feature, the prior learned from estimates of the same sample in columns of the same kind.
 
     Args:
         estimates: (g, H) features with Gaussian errors.
         deviations: (g,) the standard deviation of those errors.
         signed: whether features may be negative.
+        prior: features of public inputs; where there are none, features are expected near zero.
     """
-    kinds = _kinds(estimates)
+    expected = None if prior is None else unseen(prior)
+    views = estimates.new_empty(0, estimates.shape[1]) if prior is None else prior.views.to(estimates)
+    kinds = _kinds(estimates, deviations, expected)
     mean, variance = torch.empty_like(estimates), torch.empty_like(estimates)
     for i, deviation in enumerate(deviations.tolist()):
         for kind in range(int(kinds[i].max()) + 1):
             members = kinds[i] == kind
             if bool(members.any()):
-                mean[i, members], variance[i, members] = _learn(estimates[i, members], deviation, signed=signed)
+                known = views[:, members]
+                usual = None if expected is None else expected.mean[0, members]
+                mean[i, members], variance[i, members] = _learn(
+                    estimates[i, members], deviation, known, usual, signed=signed, columns=estimates.shape[1]
+                )
     return Posterior(mean, variance)
+
+
+def unseen(prior: FeaturePrior) -> Posterior:
+    """(1, H) what is expected of a sample of which nothing was seen."""
+    return Posterior(prior.mean[None], (prior.views - prior.mean).square().mean(0, keepdim=True))
+
+
+def size_of(estimates: Tensor, deviations: Tensor, prior: FeaturePrior) -> float:
+    """How large the samples' features are, in those of public inputs: least squares along their mean, with a prior of 1 ± 1."""
+    square = float(prior.mean.square().sum())
+    if square == 0:
+        return 1.0
+    found = (estimates @ prior.mean.to(estimates)) / square
+    precision = (square / deviations.square().clamp_min(1e-300)).clamp_max(1e12)
+    size = float((1 + (precision * found).sum()) / (1 + precision.sum()))
+    return min(max(size, _SMALLEST), _LARGEST)
 
 
 def looks_signed(estimates: Tensor, deviations: Tensor) -> bool:
@@ -59,44 +104,101 @@ def looks_signed(estimates: Tensor, deviations: Tensor) -> bool:
     return bool((below > 0.6 + 6 / estimates.shape[1] ** 0.5).any())
 
 
-def _kinds(estimates: Tensor) -> Tensor:
-    """(g, H) for each sample the class of each column by the mean of the other samples there: batches share much."""
+def _kinds(estimates: Tensor, deviations: Tensor, expected: Posterior | None) -> Tensor:
+    """(g, H) for each sample the class of each column, by the mean of the other samples there and of public inputs: both share
+    much with it. They are weighed by how well they are known."""
     g, H = estimates.shape
     number = min(_NEIGHBORHOODS, H // _ENOUGH)
-    if g == 1 or number < 2:
+    if number < 2 or (g == 1 and expected is None):
         return torch.zeros(g, H, dtype=torch.long, device=estimates.device)
-    others = estimates.sum(0, keepdim=True) - estimates
+    others = (estimates.sum(0, keepdim=True) - estimates) / max(g - 1, 1)
+    if expected is not None:
+        spread = float(expected.variance.mean())
+        shared = float(expected.mean.var()) + _SHARED * spread
+        noise = (deviations.square().sum() - deviations.square()) / max(g - 1, 1) ** 2
+        doubt = noise + spread / max(g - 1, 1) if g > 1 else torch.full_like(deviations, torch.inf)
+        weight = (shared / (shared + doubt).clamp_min(1e-300)).nan_to_num(0.0)[:, None]
+        others = weight * others + (1 - weight) * expected.mean
     return others.argsort(1).argsort(1) * number // H
 
 
-def _learn(x: Tensor, deviation: float, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Posterior mean and variance for the estimates x (n,); those far out stay as they are."""
+def _learn(
+    x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, signed: bool, columns: int
+) -> tuple[Tensor, Tensor]:
+    """Posterior mean and variance for the estimates x (n,). Estimates far out stay as they are.
+
+    Args:
+        columns: H, of all features.
+        known: (k, n) features of public inputs in these columns.
+        usual: (n,) what is expected in each of the columns. Where that explains most of the estimates, or where they show no more
+            than noise, what is learned is how features differ from it.
+    """
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
-    scaled = x / deviation
+    non_negative, noise = not signed, deviation**2
+    shift = torch.zeros_like(x)
+    if usual is not None:
+        own, unexplained = float(x.var(correction=0)) - noise, float((x - usual).square().mean()) - noise
+        if unexplained < _MOSTLY * own or not _louder(x, deviation, columns):
+            shift, known, signed = usual, known - usual, True
+    known, scaled = known.flatten(), (x - shift) / deviation
+    # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
+    # where there are none.
+    louder, excess = _louder(x - shift, deviation, columns), float(scaled.square().mean()) - 1
     if not bool((scaled.abs() <= _REACH).any()):
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
-    atoms = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
+    near = known[:: max(1, len(known) // _SEEN)].div(deviation).clamp(-_REACH if signed else 0.0, _REACH)
+    most = _REACH if louder else _BEYOND * float(near.abs().max()) if len(near) else 0.0
+    between = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
+    between = torch.cat([between[between.abs() <= most], between.new_zeros(1)])
+    fine = near.quantile(torch.linspace(0, 1, _QUANTILES, dtype=x.dtype, device=x.device)) if len(near) else near
+    atoms = torch.cat([between, fine]).unique()
+    weight, before = torch.full_like(atoms, 1 / len(atoms)), torch.zeros_like(atoms)
+    if len(near):  # a start in every atom: what has no weight never gets any
+        share = _shared_out(near, atoms)
+        little = _START * min(1.0, float(near.square().mean().sqrt())) if louder else 0.0
+        worth = max(_WORTH * len(x) ** 0.5, len(x) / max(excess, 1e-9))
+        weight, before = (1 - little) * share + little * weight, worth * share
     centers = _grid(low, high, _BINS, x)
     place = (scaled - centers[0]) * _BINS
     bins = place.round().long().clamp(0, len(centers) - 1)
     inside = (scaled >= low) & (scaled <= high)
     counts = torch.bincount(bins[inside], minlength=len(centers)).to(x.dtype)
     likelihood = torch.exp(-0.5 * (centers[:, None] - atoms).square()) + 1e-14
-    weight = torch.full_like(atoms, 1 / len(atoms))
-    for _ in range(_ROUNDS):
-        weight = weight * (likelihood.T @ (counts / (likelihood @ weight))) / counts.sum()
+    for _ in range(_ROUNDS if louder or not len(near) else 0):
+        weight = weight * (likelihood.T @ (counts / (likelihood @ weight))) + before
+        weight = weight / weight.sum()
     joint = likelihood * weight
     joint = joint / joint.sum(1, keepdim=True)
     mean = joint @ atoms
     variance = (joint @ atoms.square() - mean.square()).clamp_min(0)
-    near = inside & (scaled < _REACH - 4) & (scaled > 4 - _REACH)
+    resolved = inside & (scaled < _REACH - 4) & (scaled > 4 - _REACH)
     left = place.floor().long().clamp(0, max(len(centers) - 2, 0))
     right = (left + 1).clamp_max(len(centers) - 1)
     part = (place - left).clamp(0, 1)
-    found = torch.where(near, mean[left] * (1 - part) + mean[right] * part, scaled)
-    return found * deviation, torch.where(near, variance[bins], torch.ones_like(x)) * deviation**2
+    found = torch.where(resolved, mean[left] * (1 - part) + mean[right] * part, scaled)
+    found = found * deviation + shift
+    return found.clamp_min(0) if non_negative else found, torch.where(
+        resolved, variance[bins], torch.ones_like(x)
+    ) * deviation**2
+
+
+def _louder(x: Tensor, deviation: float, columns: int) -> bool:
+    """Whether the estimates are larger than their errors alone would be, whose size was measured on as many columns."""
+    return float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x) + 2 / columns) ** 0.5
+
+
+def _shared_out(values: Tensor, atoms: Tensor) -> Tensor:
+    """(k,) the share of the values at each of the ascending atoms; a value between two goes to both, so that its mean stays."""
+    right = torch.searchsorted(atoms, values).clamp(1, max(len(atoms) - 1, 1))
+    shares = torch.zeros_like(atoms)
+    if len(atoms) == 1:
+        return shares + 1
+    part = ((values - atoms[right - 1]) / (atoms[right] - atoms[right - 1])).clamp(0, 1)
+    shares.index_add_(0, right, part)
+    shares.index_add_(0, right - 1, 1 - part)
+    return shares / len(values)
 
 
 def _grid(low: float, high: float, density: float, like: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from unsum.head import Head
+from unsum.labels.feature_prior import FeaturePrior
 from unsum.separate.adaptive.batch import Groups
-from unsum.separate.adaptive.prior import Posterior, denoise, looks_signed
+from unsum.separate.adaptive.prior import Posterior, denoise, looks_signed, size_of, unseen
 from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _ROUNDS = 3  # of features from the softmax and the softmax from features
@@ -38,6 +39,7 @@ class GroupFit:
     posterior: Posterior
     logits: Tensor  # (g, C)
     signed: bool
+    unseen: Posterior | None = None  # (1, H) of a sample of which nothing was seen
 
 
 def start_probabilities(head: Head, batch: Groups) -> Tensor:
@@ -67,7 +69,7 @@ def logits_of(head: Head, features: Tensor) -> Tensor:
     return Z if head.b is None else Z + head.b.double()
 
 
-def fit_noisy(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit:
+def fit_noisy(head: Head, batch: Groups, defense: RecognizedDefense, prior: FeaturePrior | None = None) -> GroupFit:
     """Least squares over all rows, whose entries carry noise of the same size, then empirical Bayes."""
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
     rows = batch.labels if defense.kind == "grid" and _flat(head, batch, defense) else None
@@ -79,12 +81,18 @@ def fit_noisy(head: Head, batch: Groups, defense: RecognizedDefense) -> GroupFit
         Q = head.mixed_rows(alpha * E) if rows is None else alpha * used @ head.grad_W[rows].double()
         estimates, deviations = inverse @ Q, defense.sigma * inverse.diagonal().clamp_min(0).sqrt()
         signed = defense.sigma == 0 or looks_signed(estimates, deviations)
-        posterior = denoise(estimates, deviations, signed=signed)
+        if prior is not None:  # the model shows it, through any noise
+            signed = signed or not prior.non_negative
+        sized = prior
+        if prior is not None:
+            known = batch.feature_size
+            sized = prior.scaled(size_of(estimates, deviations, prior) if known is None else known)
+        posterior = denoise(estimates, deviations, signed=signed, prior=sized)
         Z = logits_of(head, posterior.mean)
         P = Z.softmax(1)
     if defense.kind == "grid":  # its rounding is no noise: values on a grid look as if they were known
         posterior = Posterior(posterior.mean, deviations.square()[:, None].expand_as(estimates))
-    return GroupFit(posterior, Z, signed)
+    return GroupFit(posterior, Z, signed, None if sized is None else unseen(sized))
 
 
 def _flat(head: Head, batch: Groups, defense: RecognizedDefense) -> bool:

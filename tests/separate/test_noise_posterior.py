@@ -1,0 +1,131 @@
+"""Features under noise: the posterior mean against closed forms, and a sweep from next to no noise to nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+import unsum
+from support.long import long
+from unsum.head import collect_features
+from unsum.labels.feature_prior import FeaturePrior
+from unsum.separate.adaptive.prior import denoise, size_of
+
+SWEEP = (1e-5, 1e-3, 1e-1, 1.0, 10.0)  # times the root mean square of a feature
+
+
+def gaussian(mean: float, deviation: float, rows: int, columns: int, seed: int) -> Tensor:
+    return mean + deviation * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).double()
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
+def test_gaussian_features_have_the_linear_posterior(noise: float) -> None:
+    """f ~ N(1, 0.5²), x = f + N(0, noise²): E f = 1 + (x − 1) 0.5²/(0.5² + noise²), and its variance is 0.5² noise²/(…)."""
+    views = gaussian(1.0, 0.5, 40, 2000, 0)
+    prior = FeaturePrior(views, torch.ones(2000, dtype=torch.float64), 40, non_negative=False)
+    features = gaussian(1.0, 0.5, 2, 2000, 1)
+    x = features + gaussian(0.0, noise, 2, 2000, 2)
+    posterior = denoise(x, torch.full((2,), noise, dtype=torch.float64), signed=True, prior=prior)
+    share = 0.25 / (0.25 + noise**2)
+    expected = 1 + share * (x - 1)
+    assert float((posterior.mean - expected).square().mean()) < 0.03 * share * noise**2
+    assert float(posterior.variance.mean()) == pytest.approx(share * noise**2, rel=0.1)
+    error = float((posterior.mean - features).square().mean())
+    assert error < 1.05 * share * noise**2  # what nobody can do better than, and 5 %
+
+
+def test_the_posterior_goes_from_the_estimates_to_the_prior() -> None:
+    views = gaussian(0.0, 1.0, 30, 3000, 0).clamp_min(0)
+    prior = FeaturePrior(views, torch.full((3000,), 0.4, dtype=torch.float64), 30, non_negative=True)
+    features = gaussian(0.0, 1.0, 3, 3000, 1).clamp_min(0)
+    for noise, limit in ((1e-4, 1e-3), (30.0, 0.05)):
+        x = features + gaussian(0.0, noise, 3, 3000, 2)
+        posterior = denoise(x, torch.full((3,), noise, dtype=torch.float64), signed=False, prior=prior)
+        target = features if noise < 1 else prior.mean.expand(3, -1)
+        assert float((posterior.mean - target).square().mean().sqrt()) < limit
+
+
+def test_no_noise_is_taken_for_features_where_nothing_is_known_of_them() -> None:
+    x = gaussian(0.0, 5.0, 2, 3000, 0)
+    posterior = denoise(x, torch.full((2,), 5.0, dtype=torch.float64), signed=True)
+    assert float(posterior.mean.abs().max()) == 0
+
+
+def test_the_size_of_features_is_least_squares_with_a_prior() -> None:
+    mean = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    prior = FeaturePrior(mean.expand(2, -1), mean, 2, non_negative=True)
+    x = 2 * mean[None]
+    assert size_of(x, torch.tensor([5.0]).double(), prior) == pytest.approx(1.5)  # as precise as 1 ± 1: half-way
+    assert size_of(x, torch.tensor([1e-6]).double(), prior) == pytest.approx(2)
+
+
+def convolutional() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(256, 30),
+    )  # fmt: skip
+
+
+def smooth() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(768, 30))
+
+
+def signed() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 200), nn.Tanh(), nn.Linear(200, 30))
+
+
+def dense() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 300), nn.ReLU(), nn.Linear(300, 30))
+
+
+def normalized() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 30))
+
+
+def pictures(count: int, seed: int) -> Tensor:
+    """Smooth ones, each with a tone of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    return nn.functional.interpolate(coarse, size=16, mode="bilinear")
+
+
+def read(model: nn.Module, images: Tensor, labels: Tensor, sigma: float, draw: int, **known: object) -> unsum.Leak:
+    torch.manual_seed(draw)
+    return unsum.separate(model, unsum.Noise(sigma)(unsum.capture(model, images, labels)), "adaptive", **known)
+
+
+def leakage(found: Tensor, features: Tensor, guess: Tensor) -> float:
+    """1 − ‖f̂ − f‖²/‖m − f‖² on average, where a sample that was not found has the guess."""
+    base = (guess - features).square().sum(1)
+    apart = torch.cdist(features, found.double()).square()
+    rows, columns = linear_sum_assignment((apart - base[:, None]).numpy())
+    got = torch.zeros_like(base)
+    got[rows] = 1 - apart[rows, columns] / base[rows]
+    return float(got.mean())
+
+
+@pytest.mark.parametrize("train", [True, *long(False)])
+@pytest.mark.parametrize("build", [convolutional, signed, *long(smooth, dense, normalized)])
+def test_noise_never_makes_an_answer_worse_than_none(build: object, train: bool) -> None:
+    torch.manual_seed(0)
+    model = build().train(train)
+    labels = torch.tensor([2, 7, 7, 11, 20])
+    images, public = pictures(5, 1), pictures(8, 2)
+    features = collect_features(model, images).double()
+    prior = collect_features(model, public).double().mean(0)
+    before = 2.0
+    for times in SWEEP:
+        sigma, got = times * float(features.square().mean().sqrt()), []
+        for draw in range(3):
+            leak = read(model, images, labels, sigma, draw, batch_size=5, public=public)
+            assert leak.batch_size <= 5
+            assert not leak.exact
+            got.append(leakage(leak.features, features, prior))
+        mean = sum(got) / len(got)
+        assert mean > -0.05, (times, got)
+        assert mean < before + 0.05, (times, got)
+        before = mean
+        if times == SWEEP[0]:
+            assert mean > 0.95
