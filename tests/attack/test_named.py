@@ -141,16 +141,16 @@ def test_no_separator_is_asked_again_where_an_answer_is_worth_something() -> Non
 
 
 def test_labels_are_read_where_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums over rows take no time; the solver had used up what there was."""
+    """Rules have a few seconds of their own; the solver had used up what there was."""
     torch.manual_seed(3)
     model, labels = hardswish_net(), torch.tensor([1, 5, 9, 14, 20, 33])
     update = unsum.Sign()(unsum.capture(model, torch.rand(6, 3, 8, 8), labels))
     monkeypatch.setattr(auto, "out_of_time", lambda _untried: True)
-    monkeypatch.setattr(named, "out_of_time", lambda _untried: True)
     leak = unsum.attack(model, update)
     assert leak.named is not None
     assert leak.named.tolist() == labels.tolist()
-    assert [one.method for one in leak.tried] == ["exact", "labels by bias-sign"]  # features are negative, too
+    assert leak.tried[0].method == "exact"
+    assert all(one.method.startswith("labels by") for one in leak.tried[1:])
 
 
 def test_rows_of_labels_are_features_up_to_a_factor() -> None:

@@ -78,7 +78,7 @@ def test_the_offset_of_a_class_is_the_mean_over_the_other_classes(monkeypatch: p
 
 
 def test_all_rules_are_known() -> None:
-    assert set(NAMES) == {*COUNTING, "bias-sign", "gradinversion", "idlg", "row-sum", "template", "templates"}
+    assert set(NAMES) == {*COUNTING, "bias-sign", "gradinversion", "idlg", "row-sum", "templates"}
 
 
 @pytest.mark.parametrize("rule", ["ilrg", "llg", "llg+", "llg*"])

@@ -29,9 +29,9 @@ from unsum.separate.method import uncertified
 MAY_BE_WRONG = "the labels that a rule found may be wrong"
 LABELS_ALONE = "it looks for labels alone"
 # Row sums average over noise and lost entries; signs leave the bias gradient's whole.
-_UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign", "template")
-_NOISY = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg", "template")
-_TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg", "template")
+_UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign")
+_NOISY = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg")
+_TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg")
 _SEPARATORS = ("exact", "adaptive", "fgla")  # that are asked again with labels that rules name
 _SETS = 2  # [1] sets of labels that they are asked with. Chosen by: arbitrary budget, most rules agree
 # [s] for all rules together, where time is over. Chosen by: arbitrary budget; they take 0.05 s at 100 classes.

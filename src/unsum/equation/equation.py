@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Limits, Normal, Problem, descend
+from unsum.engine.descend import NonlinearProblem, Normal, StoppingRule, descend
 from unsum.equation.conjugate import NormalSystem
 from unsum.equation.levenberg import SMALL, can_be_dense
 from unsum.losses import CrossEntropy, Loss, Softmax
@@ -317,7 +317,7 @@ class Descended:
         return self.problem.last.cost
 
 
-class EquationProblem(Problem):
+class EquationProblem(NonlinearProblem):
     """α T̃ᵀ G(T K + b, Y) = Uᵀ for B samples: one equation for all starts, or one for each."""
 
     def __init__(self, equation: Equation, B: int, R: int) -> None:
@@ -359,5 +359,5 @@ def solve(
     rows = start.vector if start.T.ndim == 3 else start.vector[None]
     # Starts that are solved together are so many as their caller can hold.
     budget = Budget(steps=steps) if isinstance(steps, int) else steps
-    ends = descend(problem, rows, budget, Limits(enough, noise)).s
+    ends = descend(problem, rows, budget, StoppingRule(enough, noise)).s
     return Unknowns.of_vector(ends if start.T.ndim == 3 else ends[0], B, R)

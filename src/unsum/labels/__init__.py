@@ -15,7 +15,6 @@ from unsum.labels import (  # noqa: F401 (registers)
     llg_plus,
     llg_star,
     row_sum,
-    template,
     templates,
 )
 from unsum.labels.method import LABEL_RULES, Clues, LabelRule

@@ -47,22 +47,14 @@ _FEWEST = 4  # classes below which there is no bulk to speak of
 )
 def row_sum(evidence: Clues) -> Tensor:
     """(n,) every class that stands out; (B,) with duplicates where the batch size is granted."""
-    return standing_out(evidence, evidence.row_sums, evidence.head.grad_W.shape[1], "row-sum")
-
-
-def standing_out(evidence: Clues, g: Tensor, squares: float, name: str) -> Tensor:
-    """The same of any (C,) sums g_c = Σ_k w_k ∇W_ck that noise alone makes negative where nobody carries c.
-
-    `squares` is Σ_k w_k².
-    """
-    head, B = evidence.head, evidence.knowledge.known_batch_size
+    g, B = evidence.row_sums, evidence.knowledge.known_batch_size
     depth = g.median() - g
     spread = _NORMAL * depth.abs().median()
-    negative = _negative(g, head.column_sums(), squares)
+    negative = _negative(g, evidence.head.column_sums())
     apart = depth > _FAR * spread if len(g) >= _FEWEST else torch.zeros_like(negative)
     classes = (apart | negative).nonzero()[:, 0]
     if len(classes) == 0 or not bool((depth[classes] > 0).any()):
-        raise UnsumError(f"No row sum lies far below the others, so {name!r} finds no label; use 'exact'.")
+        raise UnsumError("No row sum lies far below the others, so 'row-sum' finds no label; use 'exact'.")
     if B is None:
         return classes
     classes = classes[depth[classes].argsort(descending=True)[:B]]
@@ -72,10 +64,10 @@ def standing_out(evidence: Clues, g: Tensor, squares: float, name: str) -> Tenso
     return torch.repeat_interleave(classes, counts)
 
 
-def _negative(g: Tensor, columns: Tensor, squares: float) -> Tensor:
+def _negative(g: Tensor, columns: Tensor) -> Tensor:
     """(C,) whether a sum lies among those below zero of which few are expected to be noise."""
-    C = len(g)
-    own = math.sqrt(float(columns.square().mean()) / C * squares)
+    C, H = len(g), len(columns)
+    own = math.sqrt(float(columns.square().mean()) / C * H)
     noise = max(math.hypot(own, float(g.mean())), _ROUNDING * float(g.abs().max()))
     usual = max(0.0, float(g.median()) - _SURELY * noise / math.sqrt(C))
     lowest, order = g.sort()

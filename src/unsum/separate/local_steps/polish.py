@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unsum.certify.scatter import SPARE
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Limits, Normal, Problem, descend
+from unsum.engine.descend import NonlinearProblem, Normal, StoppingRule, descend
 from unsum.equation.levenberg import Dense
 from unsum.separate.local_steps.movement import Schedule, Trajectory, Walk
 
@@ -154,7 +154,7 @@ def polish(trajectory: Trajectory, samples: Samples, missing: int) -> Polished:
     return Polished(replace(samples, T=T, rate=rate), misfit, errors)
 
 
-class _Movement(Problem):
+class _Movement(NonlinearProblem):
     """The equations at rows of one point: each point has its own free directions."""
 
     def __init__(self, polisher: Polisher) -> None:
@@ -171,5 +171,5 @@ class _Movement(Problem):
 def minimized(polisher: Polisher, at: Tensor, steps: int) -> Here:
     """Where the equations' squares are least; below the noise they need not be pursued further."""
     noise = float(Here(polisher, at).residual.numel())
-    ends = descend(_Movement(polisher), at[None], Budget(steps=steps), Limits(noise=noise))
+    ends = descend(_Movement(polisher), at[None], Budget(steps=steps), StoppingRule(noise=noise))
     return Here(polisher, ends.s[0])

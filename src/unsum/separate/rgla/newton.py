@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unsum.engine.budget import Budget
 from unsum.engine.conjugate import conjugate_gradients
-from unsum.engine.descend import Problem, descend
+from unsum.engine.descend import NonlinearProblem, descend
 from unsum.equation.threads import few_threads
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -104,7 +104,7 @@ def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Reco
     return end.view_as(logits)
 
 
-class _Stage(Problem):
+class _Stage(NonlinearProblem):
     """One stage, which records the logits that steps were taken to."""
 
     def __init__(self, objective: LogitObjective, logits: Tensor, unit: float, record: Record) -> None:
