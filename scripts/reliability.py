@@ -61,7 +61,7 @@ KINDS = [
     Kind("App and report", "Requests to the live page: uploads, orders, paths, foreign hosts and sites", "tests/app/test_requests.py"),
     Kind("App and report", "Where it listens", "tests/app/test_serve.py"),
     Kind("Clients", "Counters, batch sizes, steps and other numbers that a client declares; gradients of 1e308; long names; with little memory", "tests/hostile/test_clients.py"),
-    Kind("Clients", "Forged gradients under a time limit", "tests/test_deadline.py"),
+    Kind("Clients", "Forged gradients under a time limit", "tests/running/test_deadline.py"),
     Kind("Files", "Hugging Face configs that describe more than their weights hold", "tests/models/test_hugging_face_config.py"),
     Kind("App and report", "Half-open connections, requests that never end, refused uploads, on loopback", "tests/app/test_patience.py"),
     Kind("App and report", "Reports in a real browser: hostile names, policy, no request to anywhere", "tests/e2e/test_report.py"),

@@ -19,7 +19,7 @@ from unsum.errors import needed
 from unsum.invert.layout import feature_layout
 from unsum.models.client_batches import ClientFeatures
 from unsum.models.language import looks_ahead, vocabulary_of
-from unsum.progress import SILENT
+from unsum.running.progress import SILENT
 
 
 def _network(norm: nn.Module | None = None) -> nn.Sequential:

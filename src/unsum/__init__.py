@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from unsum.labels import labels as labels
     from unsum.leak import Leak as Leak
     from unsum.local_training import LocalTraining as LocalTraining
+    from unsum.models.momentum import without_momentum as without_momentum
     from unsum.models.received import Received as Received
-    from unsum.momentum import without_momentum as without_momentum
     from unsum.peel import Peeled as Peeled
     from unsum.peel import peel as peel
     from unsum.score import score as score
@@ -94,7 +94,7 @@ _HOMES = {
         "unsum.leak": "Leak",
         "unsum.local_training": "LocalTraining",
         "unsum.models.received": "Received",
-        "unsum.momentum": "without_momentum",
+        "unsum.models.momentum": "without_momentum",
         "unsum.peel": "Peeled peel",
         "unsum.score": "score",
         "unsum.separate.several_rounds": "separate_rounds",

@@ -17,7 +17,7 @@ from unsum.network.kept import while_unchanged
 from unsum.network.layers import departure
 from unsum.network.output import OutputCheck, check_output, writer_of_output
 from unsum.network.passes import accepted_input
-from unsum.sharing import once, version
+from unsum.running.sharing import once, version
 from unsum.update import Update
 
 # What may stand between the last linear layer and the output without changing softmax(logits) or its gradient.

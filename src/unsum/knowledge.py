@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.declared import check_samples, check_whole
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
+from unsum.running.declared import check_samples, check_whole
 from unsum.update import Carried
 
 # Reports print it in red.

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from unsum.cards import Card, page
 from unsum.knowledge import Knowledge
-from unsum.wording import error, fixed, sample_count
+from unsum.showing.cards import Card, page
+from unsum.showing.wording import error, fixed, sample_count
 
 
 class MapHint(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unsum.declared import check_positive, check_share, check_whole
 from unsum.errors import UnsumError, shown
+from unsum.running.declared import check_positive, check_share, check_whole
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from unsum.batch_statistics import BatchStatistics, read_statistics
-from unsum.declared import check_positive, check_whole
 from unsum.errors import UnsumError, check_name, nearest, shown
 from unsum.files.naming import named_as
 from unsum.files.tensor_file import read_header, read_tensors
 from unsum.files.writing import save_tensors, write_whole
 from unsum.local_training import LocalTraining
+from unsum.running.declared import check_positive, check_whole
 
 Kind = Literal["gradient", "delta"]
 Reduction = Literal["mean", "sum"]

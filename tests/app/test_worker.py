@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from unsum import deadline
 from unsum.app import worker
 from unsum.app.round import Answer
 from unsum.app.worker import Worker
-from unsum.deadline import out_of_time, trying
 from unsum.errors import UnsumError
+from unsum.running import deadline
+from unsum.running.deadline import out_of_time, trying
 
 
 def run(answers: Coroutine[Any, Any, Any]) -> Any:

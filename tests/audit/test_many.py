@@ -77,7 +77,7 @@ def test_updates_are_taken_one_at_a_time() -> None:
     taken: list[int] = []
     done: list[int] = []
 
-    class Counted(unsum.progress.Progress):
+    class Counted(unsum.running.progress.Progress):
         def part(self, finished: int, total: int) -> None:
             done.append(min(finished, total))
             assert len(taken) - finished <= 1

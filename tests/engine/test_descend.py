@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from unsum.deadline import time_limit
 from unsum.engine.budget import Budget
 from unsum.engine.descend import (
     Descent,
@@ -20,6 +19,7 @@ from unsum.engine.descend import (
     damped_step,
     descend,
 )
+from unsum.running.deadline import time_limit
 
 ONE = Budget(steps=1, damping=1.0)
 

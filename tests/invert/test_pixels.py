@@ -11,7 +11,6 @@ from torchvision.models.resnet import BasicBlock
 import unsum
 from support.residual_nets import Narrow, known_at
 from unsum.data import embedded_batch
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.invert.pixels import SolvedPixels, find_reach, solve_pixels
 from unsum.invert.pixels.contrast import Contrast, told_scale
@@ -23,6 +22,7 @@ from unsum.invert.pixels.own_squares import OwnSquares, compute, divided_by
 from unsum.invert.pixels.photos import on_levels
 from unsum.leak import Leak
 from unsum.models.built import Normalize
+from unsum.running.deadline import time_limit
 
 LAYER, DEEP = "layers.1.0.conv1", "layers.2.1.conv1"  # reads 24×16², 8×4²
 LABELS = torch.tensor([3, 7])

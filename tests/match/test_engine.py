@@ -21,7 +21,7 @@ from unsum.match.optimizers import LBFGS, Adam
 from unsum.match.problem import pose
 from unsum.match.regularizers import GroupConsistency, TotalVariation
 from unsum.match.unknown import Latent, LowResolution, Pixels
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 
 
 def posed(net: nn.Module, batch: int = 2, *, labels: bool = True) -> Problem:

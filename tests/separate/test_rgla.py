@@ -11,7 +11,7 @@ from support.material import pictures, small_net
 from support.progress import Heard
 from unsum import Knowledge, Noise, UnsumError, Update, capture, score, separate
 from unsum.head import Head
-from unsum.progress import SILENT
+from unsum.running.progress import SILENT
 from unsum.separate.method import SEPARATORS
 from unsum.separate.rgla.method import Record, explain, minimize, rgla, starting_logits
 from unsum.separate.rgla.objective import WEIGHTS, LogitObjective, estimated_loss, stacked

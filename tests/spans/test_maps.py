@@ -17,7 +17,7 @@ from unsum import UnsumError
 from unsum.engine.descend import Descent
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 from unsum.spans.maps import corner, gates, method, samples, solve, zeros
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.condition import MapCondition

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 
 
 class Heard(Progress):

@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from unsum.cluster import connected
 from unsum.errors import UnsumError
+from unsum.running.cluster import connected
 from unsum_bench.declare import Cell
 from unsum_bench.material import Material, code_version, declaration_of, key_of
 from unsum_bench.measure import Outcome, measure

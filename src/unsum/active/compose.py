@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from unsum.active.method import Reader, Recovered
 from unsum.gradients import same_buffers
 from unsum.head import collect_features, find_head
-from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
+from unsum.running.late_scipy import linear_sum_assignment
 
 _MID_GRAY = 0.5  # of a picture of which nothing was read
 

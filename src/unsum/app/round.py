@@ -23,10 +23,10 @@ from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.verdict import Sizes, judge
 from unsum.client.capture import in_mode
-from unsum.deadline import DEFAULT_LIMIT
 from unsum.errors import UnsumError, needed
 from unsum.leak import Attempt, Leak
 from unsum.models.load import LoadedModel
+from unsum.running.deadline import DEFAULT_LIMIT
 from unsum.score import SampleScore
 from unsum.separate import separate
 

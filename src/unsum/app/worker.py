@@ -14,9 +14,9 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from unsum.app.round import Answer
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError
-from unsum.progress import Looking, Progress
+from unsum.running.deadline import time_limit
+from unsum.running.progress import Looking, Progress
 
 MOST_WAITING = 8  # pages, each with one request
 _LOG = logging.getLogger("unsum.app")

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unsum.attack.options import AttackOptions
-from unsum.deadline import DEFAULT_LIMIT, time_limit
 from unsum.errors import UnsumError
 from unsum.leak import Attempt, Leak
 from unsum.match.any_network import METHOD, match_any
 from unsum.match.protocol import Protocol
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import DEFAULT_LIMIT, time_limit
+from unsum.running.progress import SILENT, Progress
+from unsum.showing.wording import sample_count
 from unsum.update import Update
-from unsum.wording import sample_count
 
 MOST_SIDE, MOST_SAMPLES = 64, 4  # beyond them so few steps draw nothing
 PROVES_NOTHING = "a search that finds no picture proves nothing"

@@ -17,11 +17,11 @@ from torch import nn
 
 from unsum.attack.case import Case
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.deadline import out_of_time, trying
 from unsum.errors import UnsumError
 from unsum.leak import Attempt, Leak
-from unsum.progress import Progress
 from unsum.registry import Registry
+from unsum.running.deadline import out_of_time, trying
+from unsum.running.progress import Progress
 from unsum.update import Update
 
 Attempted = Callable[[Case], Leak | None]  # None where the answer before it stays

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import blind_at_the_head, is_hopeless
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.leak import Attempt, Leak
 from unsum.models.language import is_language_model
 from unsum.network.chain import find_chain
 from unsum.peel.ratio import read_rows
-from unsum.progress import Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import Progress
 from unsum.separate import answered as separate  # which keeps the errors that answers are chosen by
 from unsum.separate.adaptive import recognize
 from unsum.spans.pair import dense_steps

@@ -22,8 +22,6 @@ from unsum.attack.peeling import peeled_or_refused
 from unsum.attack.pictures import Inverses, walked_down, with_guess, with_pictures, with_pixels
 from unsum.attack.reach import HOPELESS
 from unsum.certify.claim import grant_each
-from unsum.deadline import Deadline, out_of_time, trying
-from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.invert import load_inverse
@@ -35,10 +33,12 @@ from unsum.match import match
 from unsum.models.language import is_language_model
 from unsum.notes import Code, without
 from unsum.peel import obstacle
-from unsum.progress import SILENT, Progress
-from unsum.sharing import sharing
+from unsum.running.deadline import Deadline, out_of_time, trying
+from unsum.running.deadline import time_limit as limited_to
+from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing
+from unsum.running.watching import watched
 from unsum.update import Update
-from unsum.watching import watched
 
 _SAME_FEATURES = 1e-3  # relative difference up to which two answers tell one sample: what a certificate allows
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
@@ -85,7 +85,7 @@ def attack(
         loss: what the client minimized, as in `separate`; for `auto` and `exact`.
         time_limit: seconds after which the search gives the best answer so far, as in `separate`; 60 by default.
         options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
-        progress: an `unsum.progress.Progress`, told the stages and the steps of methods that iterate.
+        progress: an `unsum.running.progress.Progress`, told the stages and the steps of methods that iterate.
 
     Examples:
         >>> import torch, unsum

@@ -28,7 +28,6 @@ from unsum.attack.any_network import (
     not_matched,
 )
 from unsum.attack.options import AUTO, AttackOptions
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError, needed
 from unsum.gradients import quiet, with_features
 from unsum.head import find_head
@@ -38,7 +37,8 @@ from unsum.match import match
 from unsum.match.protocol import Form, Protocol
 from unsum.models.language import is_language_model
 from unsum.network.loss_function import function_of
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import time_limit
+from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 METHOD = "ig"

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from unsum.attack.case import Case
 from unsum.attack.reach import is_hopeless
-from unsum.deadline import out_of_time, overtime
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.labels import LABEL_RULES
 from unsum.leak import Attempt, Leak
+from unsum.running.deadline import out_of_time, overtime
 from unsum.separate import SEPARATORS
 from unsum.separate.method import uncertified
 

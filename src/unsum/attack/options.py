@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from unsum.attack.pictures import Inverses
-from unsum.deadline import DEFAULT_LIMIT
-from unsum.declared import check_seed
 from unsum.errors import UnsumError, check_name, unknown_name
 from unsum.invert.refine import MODES, Mode
 from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES, Clues
 from unsum.losses import Loss, declared
 from unsum.match import MATCHERS
+from unsum.running.deadline import DEFAULT_LIMIT
+from unsum.running.declared import check_seed
 from unsum.separate import SEPARATORS
 from unsum.separate.options import read_value, steps_of
 from unsum.update import Update

@@ -10,7 +10,6 @@ from torch import nn
 
 from unsum.attack.peeling import peeled_or_refused
 from unsum.attack.reach import HOPELESS
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.invert import Inverse, invert, load_inverse
 from unsum.invert.pixels import find_reach, guess_pixels, solve_pixels
@@ -20,7 +19,8 @@ from unsum.leak import Leak
 from unsum.models.built import looks_at_pictures
 from unsum.notes import Code, Note
 from unsum.peel import Peeled
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None

@@ -13,11 +13,11 @@ from unsum.ceiling.client import Client
 from unsum.ceiling.prove import MOST, Effort, Prover, Simulation
 from unsum.ceiling.result import Ceiling
 from unsum.ceiling.worst_case import distance_for, worst_case
-from unsum.deadline import time_limit
 from unsum.defend import Clip, Defense, Noise
 from unsum.errors import UnsumError, first_line
-from unsum.level import DEFAULT_LEVEL
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import time_limit
+from unsum.running.progress import SILENT, Progress
+from unsum.showing.level import DEFAULT_LEVEL
 
 LIMIT = 60.0  # [s] for the ceilings of one audit or sweep: as long as its attack has by default
 SHORT = 10.0  # [s] for all rows of a comparison, which has no more than a figure for the batch

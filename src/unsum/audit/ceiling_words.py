@@ -10,7 +10,7 @@ from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
 from unsum.ceiling.result import ASSUMED, Ceiling
 from unsum.ceiling.worst_case import DELTA
-from unsum.level import DEFAULT_LEVEL
+from unsum.showing.level import DEFAULT_LEVEL
 
 
 def headline(found: Ceiling, level: float) -> str:

@@ -22,13 +22,13 @@ from unsum.ceiling.result import Ceiling, of_limits
 from unsum.data import Batch, Source, client_batch, embedded_batch, open_data, photo_count, tags
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
-from unsum.deadline import time_limit as limited_to
 from unsum.defend import Defense, Noise
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import time_limit as limited_to
+from unsum.running.progress import SILENT, Progress
 
 LIMIT = 120.0  # [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it
 

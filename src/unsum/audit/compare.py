@@ -20,8 +20,8 @@ from unsum.audit.sweep.bench import Bench, Point, shown
 from unsum.audit.sweep.task import photo_tiles, ruins
 from unsum.audit.wording import percent
 from unsum.ceiling.result import Ceiling
-from unsum.deadline import out_of_time
 from unsum.defend import Defense, Noise, parse_defense
+from unsum.running.deadline import out_of_time
 
 # One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than all of these together.
 STANDARD = ("clip:1", "prune:0.9", "sign")

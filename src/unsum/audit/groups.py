@@ -16,13 +16,13 @@ from torch import Tensor
 
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.attack.pictures import Inverses
-from unsum.declared import check_whole
 from unsum.errors import UnsumError, nearest
 from unsum.invert.refine import Mode
-from unsum.level import DEFAULT_LEVEL
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.network.loss_function import LossFunction
+from unsum.running.declared import check_whole
+from unsum.showing.level import DEFAULT_LEVEL
 
 # [samples] of a client, where nobody says otherwise. Chosen by: the size of the papers' batches.
 USUAL_BATCH = 8

@@ -36,11 +36,11 @@ from torch import Tensor
 
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Attempt, Leak
-from unsum.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
 from unsum.score.pictures import picture_cosine, psnr
 from unsum.score.reference import DIVERSE, alike, distance, diverse_samples, flat, guess, others, public_picture
+from unsum.showing.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 
 WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
 ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB

@@ -39,7 +39,7 @@ from unsum.leak import Attempt, Leak
 from unsum.losses import BinaryCrossEntropy, declared
 from unsum.match.protocol import Form, Protocol
 from unsum.network.loss_function import LossFunction, function_of
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples, summarize
 from unsum.score.reference import are_pictures
 from unsum.update import Update

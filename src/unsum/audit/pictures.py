@@ -8,9 +8,9 @@ import textwrap
 from PIL import Image, ImageDraw, ImageFont
 
 from unsum.audit.result import AuditResult
-from unsum.cards import data_uri as data_uri
-from unsum.cards import is_picture as is_picture
-from unsum.cards import to_image as to_image
+from unsum.showing.cards import data_uri as data_uri
+from unsum.showing.cards import is_picture as is_picture
+from unsum.showing.cards import to_image as to_image
 
 _TILE, _GAP, _MARGIN, _CAPTION = 192, 8, 96, 44  # pixels
 _PER_LINE = 8  # pictures

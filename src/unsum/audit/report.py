@@ -28,14 +28,14 @@ from unsum.audit.sweep.plot import plot_side_by_side
 from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.verdict import UNVOUCHED, Level
 from unsum.audit.wording import error, fixed, markdown, percent, plain, sample_count
-from unsum.cards import Card
-from unsum.cards import page as cards_of
 from unsum.ceiling.result import ASSUMED
 from unsum.files.report_folder import check_folder
 from unsum.files.writing import write_text, write_whole
 from unsum.knowledge import CHANGES_MODEL
 from unsum.models.lpips import lpips_status
 from unsum.notes import Code, has
+from unsum.showing.cards import Card
+from unsum.showing.cards import page as cards_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -40,17 +40,17 @@ from unsum.errors import NoHeadError
 from unsum.gradients import inputs_of
 from unsum.head import collect_features, find_head, head_shape
 from unsum.leak import Attempt, Leak
-from unsum.level import DEFAULT_LEVEL
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
 from unsum.notes import Code, Note
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.score import SampleScore, score_samples
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed, rows_named
 from unsum.score.reference import public_inputs
 from unsum.score.samples import label_scores
+from unsum.showing.level import DEFAULT_LEVEL
 from unsum.update import Update
 
 

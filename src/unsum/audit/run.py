@@ -36,10 +36,10 @@ from unsum.defend import Defense
 from unsum.errors import NoHeadError, UnsumError
 from unsum.models import DEFAULT_MODEL, LoadedModel
 from unsum.models.received import Received
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
+from unsum.running.watching import shown_in_notebooks
 from unsum.score import summarize
 from unsum.update import Update
-from unsum.watching import shown_in_notebooks
 
 _BUFFERS = (
     "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
@@ -85,7 +85,7 @@ def audit(
             the update by default.
         limits: how long that takes, and what is computed besides (`unsum.AuditLimits`).
         defenses: applied to the update before the server sees it.
-        progress: an `unsum.progress.Progress`, told the stages and the steps of attacks that iterate.
+        progress: an `unsum.running.progress.Progress`, told the stages and the steps of attacks that iterate.
 
     Returns:
         An `Audit`; `audit.write("folder")` makes the report.

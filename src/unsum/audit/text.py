@@ -44,7 +44,7 @@ from unsum.models.language import (
     vocabulary_of,
 )
 from unsum.models.load import LoadedModel
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 from unsum.score import SampleScore
 from unsum.score.occurred import rows_named
 from unsum.score.text import pair_text, score_text

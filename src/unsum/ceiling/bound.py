@@ -15,9 +15,9 @@ from unsum.ceiling.coin import Separation
 from unsum.ceiling.interval import lower_limit, upper_limit
 from unsum.ceiling.others import Cloud
 from unsum.ceiling.secret import Presence, Secret, TwoWorlds
-from unsum.deadline import out_of_time
 from unsum.defend.added import AddedNoise
 from unsum.errors import UnsumError
+from unsum.running.deadline import out_of_time
 
 CONFIDENCE = 0.99  # that no sample's limit is below its true ceiling, all samples together
 _BITS = 30  # of a seed

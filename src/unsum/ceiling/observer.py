@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from unsum.declared import check_whole
 from unsum.defend.added import AddedNoise
 from unsum.errors import UnsumError
+from unsum.running.declared import check_whole
 
 
 @dataclass(frozen=True)

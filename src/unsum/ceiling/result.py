@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unsum.cards import of_ceiling
 from unsum.ceiling.bound import CONFIDENCE, Bracket, Distances, as_tensor, limits_of
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.worst_case import WorstCase
 from unsum.defend.added import AddedNoise
-from unsum.level import DEFAULT_LEVEL
+from unsum.showing.cards import of_ceiling
+from unsum.showing.level import DEFAULT_LEVEL
 
 Unit = Literal["picture", "row", "text", "sample"]
 Decision = Literal["below", "above", "open"]

@@ -30,7 +30,7 @@ from unsum.defend.clip import Clip
 from unsum.defend.dp import DPSGD
 from unsum.defend.smooth import SmoothLabels
 from unsum.errors import UnsumError
-from unsum.late_scipy import root
+from unsum.running.late_scipy import root
 
 DELTA = 1e-5  # [1] chance that a promise of ε fails. Chosen by: what most of the literature takes
 _FAR = 30.0  # [standard deviations] the tail beyond is 5e-198

@@ -14,8 +14,8 @@ from typer import Option
 
 from unsum.commands import options
 from unsum.commands.stages import OUT, loading, stages
-from unsum.deadline import interruptible
 from unsum.files.report_folder import check_folder
+from unsum.running.deadline import interruptible
 
 if TYPE_CHECKING:
     from unsum.leak import Leak

@@ -16,10 +16,10 @@ import unsum
 from unsum.commands import options
 from unsum.commands.audit_many import audit_many, audit_run
 from unsum.commands.stages import OUT, PROGRESS, loading, stages
-from unsum.deadline import interruptible
 from unsum.errors import UnsumError, first_line
 from unsum.files.report_folder import check_folder
-from unsum.level import DEFAULT_LEVEL
+from unsum.running.deadline import interruptible
+from unsum.showing.level import DEFAULT_LEVEL
 
 if TYPE_CHECKING:
     from unsum.audit import Audit

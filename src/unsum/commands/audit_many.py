@@ -19,8 +19,8 @@ from rich.text import Text
 
 from unsum.commands import options
 from unsum.commands.stages import OUT, stages
-from unsum.deadline import interruptible
 from unsum.errors import UnsumError, needed
+from unsum.running.deadline import interruptible
 
 if TYPE_CHECKING:
     from unsum.audit.many import Findings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unsum.integrations.stand_in import StandIn
     from unsum.integrations.stored import StoredReply
     from unsum.models.load import LoadedModel
-    from unsum.progress import Progress
+    from unsum.running.progress import Progress
 
     # Data of the clients' kind, how many of them a client has, and what it does to its update.
     Declared = tuple[options.ClientData, int | None, list[Defense]]

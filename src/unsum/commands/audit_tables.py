@@ -22,7 +22,7 @@ from unsum.audit.table_rows import TableRows
 from unsum.audit.wording import error, fixed, percent, plain
 from unsum.commands.stages import OUT
 from unsum.knowledge import CHANGES_MODEL
-from unsum.level import DEFAULT_LEVEL
+from unsum.showing.level import DEFAULT_LEVEL
 
 _COLUMNS = 6  # of a table's rows, that fit a terminal
 

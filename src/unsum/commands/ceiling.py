@@ -14,7 +14,7 @@ from typer import Option
 from unsum.commands import options
 from unsum.commands.stages import OUT, loading, stages
 from unsum.errors import UnsumError
-from unsum.level import DEFAULT_LEVEL
+from unsum.showing.level import DEFAULT_LEVEL
 
 if TYPE_CHECKING:
     from torch import nn

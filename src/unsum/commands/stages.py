@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from unsum.progress import Looking, Progress
+from unsum.running.progress import Looking, Progress
 
 PROGRESS = Console(stderr=True, markup=False, highlight=False)  # stdout has results alone: --json can be piped
 OUT = Console(markup=False, highlight=False)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unsum.cuda_graph import recorded
-from unsum.deadline import out_of_time
+from unsum.running.cuda_graph import recorded
+from unsum.running.deadline import out_of_time
 
 # [iterations] between two tests for convergence on a GPU, where each one waits for the device.
 # Chosen by: arbitrary budget.

@@ -18,9 +18,9 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
 from unsum.engine.conjugate import Product, least_squares, out_of_patience
+from unsum.running.deadline import out_of_time
 
 # [of the diagonal, or of the metric] range of the damping. Chosen by: arbitrary budget.
 _LEAST, _MOST = 1e-15, 1e12

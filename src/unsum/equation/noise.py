@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsum.head import Factors, Head, orthonormal_rows
-from unsum.sharing import once
+from unsum.running.sharing import once
 
 # How often a bound may fail that is put to the test. Limits that are quantiles are derived from it; those in whole deviations
 # (3 in `certify`: 1.3e-3 of a Gaussian; more where errors are no Gaussians) are chosen.

@@ -11,7 +11,7 @@ from unsum.equation.equation import Equation, Unknowns
 from unsum.equation.noise import Noise, factorize, measure_noise, rounding_of_an_entry
 from unsum.head import Factors, Head
 from unsum.losses import CrossEntropy, Loss
-from unsum.sharing import once
+from unsum.running.sharing import once
 
 _SHOWN = 3.0  # standard deviations of a column's root mean square from which it is no noise
 

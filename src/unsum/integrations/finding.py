@@ -23,15 +23,15 @@ from unsum.audit.finding import reason_of as reason_of
 from unsum.audit.round_ceiling import RoundCeiling
 from unsum.audit.verdict import NOT_DECIDABLE
 from unsum.client.step import in_mode
-from unsum.deadline import out_of_time
-from unsum.deadline import time_limit as limited_to
 from unsum.errors import UnsumError
 from unsum.integrations.rounds import Seen
 from unsum.leak import Leak
 from unsum.models.language import is_tied
-from unsum.progress import SILENT
+from unsum.running.deadline import out_of_time
+from unsum.running.deadline import time_limit as limited_to
+from unsum.running.progress import SILENT
+from unsum.running.sharing import sharing
 from unsum.separate import SEPARATORS
-from unsum.sharing import sharing
 from unsum.update import Update
 
 LOCAL_STEPS = "local-steps"

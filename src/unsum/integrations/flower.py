@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
 from unsum.audit.verdict import NOT_DECIDABLE
-from unsum.deadline import DEFAULT_LIMIT
-from unsum.declared import check_whole
 from unsum.defend import Defense
 from unsum.errors import UnsumError, needed
 from unsum.integrations.finding import (
@@ -40,6 +38,8 @@ from unsum.integrations.rounds import Seen, fill, seen
 from unsum.integrations.stand_in import SECONDS, Beside, StandIn
 from unsum.integrations.time_limit import SEARCHING, OutOfTime, within
 from unsum.local_training import LocalTraining
+from unsum.running.deadline import DEFAULT_LIMIT
+from unsum.running.declared import check_whole
 from unsum.separate.several_rounds import separate_rounds
 from unsum.update import Update
 

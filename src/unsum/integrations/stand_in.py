@@ -31,11 +31,11 @@ from unsum.ceiling.prove import PAIRS
 from unsum.ceiling.result import UNNOISED
 from unsum.client.step import in_mode
 from unsum.data import Batch
-from unsum.declared import check_positive
 from unsum.defend import Defense
 from unsum.errors import UnsumError, first_line
 from unsum.integrations.rounds import fill
 from unsum.local_training import LocalTraining
+from unsum.running.declared import check_positive
 
 SECONDS = 10.0  # [s] for the pairs of worlds of one round
 BEHIND = 16  # rounds whose weights wait to be played; more would take memory without end

@@ -17,7 +17,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.labels.feature_sign import feature_sign
 from unsum.labels.probe import Probe
-from unsum.sharing import once, version
+from unsum.running.sharing import once, version
 
 VIEWS = 16  # [1] of every public input. Chosen by: one-off measurement on the default batch
 _FEW = 8  # [inputs] in a pass of random ones. Chosen by: arbitrary budget

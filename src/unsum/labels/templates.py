@@ -33,7 +33,7 @@ from unsum.head import Head
 from unsum.labels.counts import at_least, count_posterior
 from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.labels.method import Clues, RuleNeeds, label_rule
-from unsum.sharing import once
+from unsum.running.sharing import once
 
 # [1] sizes of the client's features times the scale of its gradient, over those of public inputs; steps of √2.
 _SIZES = 2.0 ** (torch.arange(-16, 7, dtype=torch.float64) / 2)

@@ -26,7 +26,7 @@ from unsum.match.problem import Plan, Problem, pose_any
 from unsum.match.protocol import Protocol
 from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 METHOD = "matching"

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.files.writing import write_pictures
 from unsum.match import checkpoint
 from unsum.match.evaluate import Evaluator
 from unsum.match.optimizers import LBFGS
 from unsum.match.problem import Plan, Problem
+from unsum.running.deadline import out_of_time
 
 UNTRIED = "further steps of gradient matching"
 LOOKS, _RAREST_LOOK = 40, 50  # looks of one run at its losses, and the most steps between two

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from unsum.cuda_graph import recorded
 from unsum.errors import needed
 from unsum.gradients import main_output, quiet
 from unsum.match.objective import Target
 from unsum.match.optimizers import LBFGS
 from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import Scene, registered_mean
+from unsum.running.cuda_graph import recorded
 
 _FEW_PIXELS = 2048  # of all pictures together, up to which restarts side by side pay on a CPU
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm

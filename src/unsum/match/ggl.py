@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError, needed, optional
 from unsum.files.writing import write_pictures
 from unsum.match.engine import LOOKS, UNTRIED, Matched
@@ -24,6 +23,7 @@ from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.plug import Generator, load_generator
 from unsum.match.problem import Problem
 from unsum.match.traces import Traces
+from unsum.running.deadline import out_of_time
 
 
 @matcher(

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from unsum.errors import UnsumError, needed
 from unsum.invert import invert, load_inverse
-from unsum.late_scipy import linear_sum_assignment
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.objective import Objective
@@ -26,6 +25,7 @@ from unsum.match.plug import load_denoiser, photos_of
 from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import TotalVariation
 from unsum.match.unknown import Pixels, Shape, Unknown
+from unsum.running.late_scipy import linear_sum_assignment
 from unsum.separate import answered
 from unsum.update import Update
 

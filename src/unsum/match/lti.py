@@ -19,16 +19,16 @@ from random import Random
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError, needed
 from unsum.files.writing import write_pictures
-from unsum.late_scipy import linear_sum_assignment
 from unsum.match.engine import LOOKS, Matched
 from unsum.match.many import Many
 from unsum.match.method import MatcherNeeds, matcher
 from unsum.match.problem import Problem
 from unsum.match.traces import Traces
 from unsum.models.built import dense_layers
+from unsum.running.deadline import out_of_time
+from unsum.running.late_scipy import linear_sum_assignment
 from unsum.update import Update
 
 Defend = Callable[[Update], Update]

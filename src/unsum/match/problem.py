@@ -21,7 +21,7 @@ from unsum.match.protocol import Protocol
 from unsum.match.regularizers import Regularizer
 from unsum.match.unknown import Pixels, Unknown
 from unsum.models.accepted_size import refusal
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.update import Reduction, Update
 
 _DROPOUTS = nn.modules.dropout._DropoutNd

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.declared import check_pictures
 from unsum.errors import UnsumError, needed
 from unsum.files.tensor_file import read_tensors
 from unsum.gradients import norm, quiet, with_features
@@ -22,7 +21,8 @@ from unsum.leak import Leak
 from unsum.match.engine import Matched
 from unsum.match.method import MATCHERS, Matcher
 from unsum.match.problem import Problem, picture_shape, pose
-from unsum.progress import SILENT, Progress
+from unsum.running.declared import check_pictures
+from unsum.running.progress import SILENT, Progress
 from unsum.separate import answered
 from unsum.update import Update
 

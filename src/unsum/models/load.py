@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from unsum.declared import check_seed
 from unsum.errors import UnsumError, unknown_name
 from unsum.head import find_head
 from unsum.models.accepted_size import accepted_size, refusal
@@ -25,6 +24,7 @@ from unsum.models.from_torchvision import build_torchvision
 from unsum.models.language import is_language_model
 from unsum.models.small_resnet import INPUT_SIZE, REDUCTION, SmallResNet
 from unsum.models.weights_file import head_rows, load_weights
+from unsum.running.declared import check_seed
 
 DEFAULT_MODEL = "default"
 MLP, _MLP_SIZE = "mlp", 64  # its pictures are small: the first layer has a weight for every pixel

@@ -13,7 +13,7 @@ from unsum.files.tensor_file import TensorFile, read_tensors
 from unsum.head import find_head
 from unsum.local_training import LocalTraining
 from unsum.models import LoadedModel, load_model
-from unsum.momentum import without_momentum
+from unsum.models.momentum import without_momentum
 from unsum.update import Kind, Update
 
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from unsum.network.layers import HOOKS
-from unsum.sharing import version
+from unsum.running.sharing import version
 
 Value = TypeVar("Value")
 _KEPT: WeakKeyDictionary[nn.Module, dict[str, tuple[Hashable, Any]]] = WeakKeyDictionary()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.gradients import same_buffers, same_modes
-from unsum.sharing import once
+from unsum.running.sharing import once
 
 _MAPS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS: dict[type[nn.Module], int] = {  # and the axes of a map that they read behind the channels

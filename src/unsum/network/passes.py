@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.gradients import same_buffers, same_modes
-from unsum.sharing import once
+from unsum.running.sharing import once
 
 # Sides of pictures. The small ones come first, since a pass costs the least there; no attack needs
 # to know which one is right.

@@ -25,9 +25,9 @@ from unsum.leak import Leak
 from unsum.network.chain import Chain, Shape, find_chain
 from unsum.peel import cocktail, phong_input, ratio, residual, rgap, walk  # noqa: F401 (registers the methods)
 from unsum.peel.method import PEELERS, Peeled, PeeledLayer, checked_shape
+from unsum.running.sharing import once
 from unsum.separate import answered
 from unsum.separate.options import check_options
-from unsum.sharing import once
 from unsum.update import Update
 
 __all__ = ["PEELERS", "Peeled", "PeeledLayer", "obstacle", "peel"]

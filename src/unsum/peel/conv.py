@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from unsum.deadline import out_of_time
 from unsum.engine.conjugate import least_squares
 from unsum.network.activations import Activation
 from unsum.network.chain import Shape, Step
 from unsum.peel.dense import open_range
 from unsum.peel.method import PeeledLayer
+from unsum.running.deadline import out_of_time
 
 _ITERATIONS = 2000  # [iterations] of conjugate gradients. Chosen by: arbitrary budget.
 _TOLERANCE = 1e-11  # [of the right side]. Chosen by: near what float64 resolves.

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.head import orthonormal_rows
 from unsum.leak import Leak
 from unsum.network.chain import Step
 from unsum.network.products import right_product
 from unsum.peel.dense import SAFETY, column_space, decide, head_factor, open_range, standard_errors
+from unsum.running.deadline import out_of_time
 
 _ROUNDS = 12  # budget
 _STILL = 1e-9  # relative movement of T at which it has settled

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from unsum.client.augment import target_rows
 from unsum.errors import UnsumError
-from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 from unsum.models.lpips import lpips
+from unsum.running.late_scipy import linear_sum_assignment
 from unsum.score.labels import pair_labels, same_labels
 from unsum.score.pictures import picture_cosine, psnr, ssim
 from unsum.score.text import Sequences, score_text

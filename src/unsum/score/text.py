@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from unsum.errors import UnsumError
-from unsum.late_scipy import linear_sum_assignment
+from unsum.running.late_scipy import linear_sum_assignment
 
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 Sequences = Tensor | Sequence[Sequence[int]]

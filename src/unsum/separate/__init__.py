@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.doubts.network import doubt_network, withhold
-from unsum.deadline import DEFAULT_LIMIT
-from unsum.deadline import time_limit as limited_to
-from unsum.declared import check_seed
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss, declared
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import DEFAULT_LIMIT
+from unsum.running.deadline import time_limit as limited_to
+from unsum.running.declared import check_seed
+from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing
 from unsum.separate import (  # noqa: F401 (registers them)
     adaptive,
     cocktail,
@@ -38,7 +39,6 @@ from unsum.separate import (  # noqa: F401 (registers them)
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import check_options, steps_of, takes
 from unsum.separate.rgla import estimated_loss
-from unsum.sharing import sharing
 from unsum.update import Update
 
 __all__ = ["SEPARATORS", "estimated_loss", "separate"]

@@ -17,11 +17,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.head import Factors, Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.running.deadline import out_of_time
 from unsum.separate.method import SEPARATORS, uncertified
 
 _UNTRIED = "further steps of unmixing"

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
+from unsum.running.deadline import out_of_time
 from unsum.separate.exact.zeros import disagreement, fit_lengths
 from unsum.separate.method import SEPARATORS, uncertified
 

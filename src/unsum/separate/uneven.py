@@ -17,7 +17,6 @@ from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED
 from unsum.certify.scatter import noise_outside, prior_of, scatter_of
-from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized, NoFactorError, Unknowns, solve
 from unsum.equation.levenberg import can_be_dense
 from unsum.equation.noise import without_decay
@@ -28,6 +27,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.ilrg import whole_counts
 from unsum.leak import Leak
+from unsum.running.deadline import out_of_time
 from unsum.separate.exact.regression import ClassLine, fit_class_line
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.exact.starts import rotate_to_targets

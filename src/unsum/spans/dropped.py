@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
 from unsum.engine.descend import damped_step
 from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
@@ -32,7 +31,8 @@ from unsum.head import trace
 from unsum.network.activations import Activation
 from unsum.network.chain import Chain, Step, find_chain, forward
 from unsum.network.products import right_product
-from unsum.progress import Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import Progress
 from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair

@@ -29,7 +29,7 @@ from unsum.network.products import left_product
 from unsum.network.shapes import picture_shape
 from unsum.peel.method import MARGIN
 from unsum.peel.replay import PlayedBatch, Replayed, replay
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
 from unsum.spans.decay import undecayed
 from unsum.spans.dropped import chain_through, check_dropped, masked_steps, search_dropped

@@ -20,10 +20,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
 from unsum.engine.found import FoundPoints
 from unsum.losses import BinaryCrossEntropy, CrossEntropy
+from unsum.running.deadline import out_of_time
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import deflate
 from unsum.spans.pair import Pair

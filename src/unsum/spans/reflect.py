@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.network.activations import Activation
+from unsum.running.deadline import out_of_time
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
 from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
-from unsum.progress import Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
 from unsum.spans.roots import ENDS, UNTRIED, Condition, descend, starts

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
 from unsum.engine.descend import NonlinearProblem, Normal, descend
 from unsum.engine.found import FoundPoints
@@ -29,6 +28,7 @@ from unsum.equation.noise import unit_of
 from unsum.losses import Loss
 from unsum.network.activations import Activation
 from unsum.network.chain import Step
+from unsum.running.deadline import out_of_time
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import ROUNDING, Condition
 from unsum.spans.search import PATIENCE, SLACK

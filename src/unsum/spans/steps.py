@@ -20,13 +20,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.engine.descend import Descent
 from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step
-from unsum.progress import Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import Progress
 from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import read_labels

@@ -16,7 +16,7 @@ from unsum.local_training import LocalTraining
 from unsum.losses import PLAIN, CrossEntropy
 from unsum.network.chain import Chain, forward
 from unsum.network.products import left_product
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 from unsum.spans.joint import MOST, AllSamples, solve_together
 from unsum.spans.judge import UnrolledAnswer, judge_steps
 from unsum.spans.pair import Pair, choose_pair

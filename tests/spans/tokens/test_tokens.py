@@ -25,7 +25,7 @@ from unsum.attack import separate
 from unsum.engine.found import FoundPoints
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.progress import SILENT
+from unsum.running.progress import SILENT
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition
 from unsum.spans.tokens import find_patches

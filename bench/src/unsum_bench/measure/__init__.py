@@ -20,8 +20,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError
+from unsum.running.deadline import time_limit
 from unsum_bench.declare import Cell
 from unsum_bench.material import Material
 from unsum_bench.measure.attack import answer

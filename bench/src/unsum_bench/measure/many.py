@@ -26,8 +26,8 @@ from unsum.client.capture import capture, in_mode
 from unsum.head import Head, collect_features, find_head
 from unsum.knowledge import Knowledge
 from unsum.labels import labels as found_labels
-from unsum.late_scipy import linear_sum_assignment
-from unsum.progress import SILENT
+from unsum.running.late_scipy import linear_sum_assignment
+from unsum.running.progress import SILENT
 from unsum.separate import separate
 from unsum.separate.fgla import fgla
 from unsum.separate.options import read_value

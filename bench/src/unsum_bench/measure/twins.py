@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unsum.head import Head
-from unsum.progress import SILENT
+from unsum.running.progress import SILENT
 from unsum.separate.rgla.method import RATE, Record, minimize
 from unsum.separate.rgla.objective import LogitObjective, stacked
 from unsum_bench.declare import Cell

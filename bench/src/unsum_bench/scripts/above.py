@@ -42,7 +42,6 @@ from unsum.ceiling.client import SimulatedClient, World, separated
 from unsum.ceiling.secret import Presence, Secret
 from unsum.client.capture import capture
 from unsum.client.local import capture_local
-from unsum.deadline import time_limit
 from unsum.defend import Defense
 from unsum.defend.platforms import FlowerFixedClipping, FlowerLocalDP, NvflarePercentile
 from unsum.errors import UnsumError
@@ -50,6 +49,7 @@ from unsum.gradients import in_eval_mode
 from unsum.labels import LABEL_RULES
 from unsum.local_training import LocalTraining
 from unsum.match import MATCHERS
+from unsum.running.deadline import time_limit
 from unsum.separate import SEPARATORS
 from unsum.update import Update
 

@@ -38,11 +38,11 @@ from torch import Tensor, nn
 import unsum
 import unsum.head
 from unsum.data.batch import embedded_batch
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.gradients import inputs_of
 from unsum.models.strides import PHOTOS_DEVIATION as STD
 from unsum.models.strides import PHOTOS_MEAN as MEAN
+from unsum.running.deadline import time_limit
 from unsum.spans.maps.places import read_places
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 import unsum
-from unsum.deadline import time_limit
+from unsum.running.deadline import time_limit
 from unsum_bench.scripts.cases import Case, make_case
 
 

@@ -30,13 +30,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import unsum
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.invert.decoder import Decoder
 from unsum.invert.layout import feature_layout
 from unsum.invert.losses import negative_psnr, psnr
 from unsum.invert.pixels import solve_pixels
 from unsum.models.client_batches import ClientFeatures, sharing
+from unsum.running.deadline import time_limit
 
 BATCH, RATE = 256, 1e-3
 WARM_UP = 100  # steps

@@ -23,8 +23,8 @@ from torch import nn
 import unsum
 from unsum.audit.pictures import picture_grid
 from unsum.data import Batch, client_batch, embedded_batch, open_data, photo_count, read_photos
-from unsum.deadline import time_limit
 from unsum.models import load_model
+from unsum.running.deadline import time_limit
 
 NET = Path(__file__).parents[4] / "examples" / "lenet.py"
 BATCH, CLASSES = 32, 10

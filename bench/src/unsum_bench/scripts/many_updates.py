@@ -32,7 +32,7 @@ from unsum.attack.chain import run_attack
 from unsum.attack.options import AttackOptions
 from unsum.audit.many.arrived import in_folder
 from unsum.models import load_model
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 
 CLASSES, BATCH, SIDE = 100, 8, 128
 DISTINCT = 16  # updates that are made; others are these again under other names

@@ -27,8 +27,8 @@ import unsum
 from unsum.data import embedded_batch, read_photos
 from unsum.head import collect_features, find_head
 from unsum.models import DEFAULT_MODEL, load_model
+from unsum.running.sharing import sharing_models
 from unsum.score.reference import public_inputs
-from unsum.sharing import sharing_models
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 COLUMNS = {"granted": "public photos, batch size", "unknown": "public photos alone", "nothing": "batch size alone"}

@@ -24,7 +24,7 @@ from torchvision.utils import make_grid, save_image
 
 import unsum
 from unsum.data import embedded_batch, read_photos
-from unsum.deadline import time_limit
+from unsum.running.deadline import time_limit
 from unsum.score.samples import assign, psnr
 from unsum_bench.scripts.cases import soft_targets
 

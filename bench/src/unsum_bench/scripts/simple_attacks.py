@@ -20,7 +20,6 @@ from unsum.audit import Audit
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE
 from unsum.audit.round import Sent, shares_of
 from unsum.data import embedded_batch
-from unsum.deadline import time_limit
 from unsum.errors import UnsumError
 from unsum.gradients import inputs_of
 from unsum.head import Head, collect_features
@@ -28,6 +27,7 @@ from unsum.knowledge import Knowledge
 from unsum.labels import LABEL_RULES
 from unsum.leak import Leak
 from unsum.match import match
+from unsum.running.deadline import time_limit
 from unsum.score.labels import LabelsRead
 from unsum.score.pictures import picture_cosine
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import unsum
-from unsum.deadline import time_limit
+from unsum.running.deadline import time_limit
 from unsum_bench.scripts.plain_transformers import BERT, GPT2, Llama
 
 

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 import unsum
 from unsum.client.capture import in_mode
 from unsum.data import read_photos
-from unsum.deadline import time_limit
 from unsum.head import collect_features, find_head
+from unsum.running.deadline import time_limit
 from unsum.score import score_samples
 from unsum_bench.measure.estimate import loss_errors
 from unsum_bench.published import LOSS_ERRORS

@@ -27,8 +27,8 @@ import unsum
 from unsum import UnsumError
 from unsum.attack import separate
 from unsum.data import embedded_batch
-from unsum.deadline import time_limit
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import time_limit
+from unsum.running.progress import SILENT, Progress
 
 CLASSES = 20
 SIDES = {"tiny": 32, "small": 64, "b32": 224, "b16": 224, "s16": 224, "t16": 224}

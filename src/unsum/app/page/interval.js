@@ -9,7 +9,7 @@ export function draw(kind, attributes, text = "") {
   return made;
 }
 
-// A share in words, as the reports write it (`unsum.wording.percent`); null is not known.
+// A share in words, as the reports write it (`unsum.showing.wording.percent`); null is not known.
 const LEVEL = 0.2, FINEST = 4;
 export function percent(share) {
   if (share === null) return "–";

@@ -21,7 +21,7 @@ from unsum.audit.many.workers import Answers, Campaign, one_by_one
 from unsum.client.step import in_mode
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.sharing import sharing_models
+from unsum.running.sharing import sharing_models
 from unsum.update import Update
 
 # Of a GPU's memory, and of the machine's own, that last layers' gradients of a chunk may take: with all that is computed of them

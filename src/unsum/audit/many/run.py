@@ -16,15 +16,15 @@ from unsum.audit.many.arrived import Arrived, arrivals
 from unsum.audit.many.at_once import chunk_for, in_chunks
 from unsum.audit.many.store import Findings
 from unsum.audit.many.workers import Answers, Campaign, on_processes, on_ray, one_by_one
-from unsum.declared import check_whole
 from unsum.errors import UnsumError
 from unsum.head import find_head
 from unsum.losses import Loss
 from unsum.models.built import backbone_fingerprint
 from unsum.models.received import Received
-from unsum.progress import SILENT, Progress
+from unsum.running.declared import check_whole
+from unsum.running.progress import SILENT, Progress
+from unsum.running.watching import shown_in_notebooks
 from unsum.update import Update
-from unsum.watching import shown_in_notebooks
 
 
 @shown_in_notebooks

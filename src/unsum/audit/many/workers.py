@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from unsum.attack.options import AttackOptions
 from unsum.audit.finding import ClientFinding
 from unsum.audit.many.arrived import Arrived
-from unsum.cluster import connected
 from unsum.errors import UnsumError, needed
-from unsum.sharing import sharing_models
+from unsum.running.cluster import connected
+from unsum.running.sharing import sharing_models
 
 TRIES = 3  # of an update whose worker was lost
 Answers = Iterator[tuple[Arrived, ClientFinding]]

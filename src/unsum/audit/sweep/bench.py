@@ -18,7 +18,7 @@ from unsum.client import capture
 from unsum.defend import Defense
 from unsum.errors import UnsumError
 from unsum.head import find_head
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.score.labels import LabelsRead
 from unsum.update import Update
 

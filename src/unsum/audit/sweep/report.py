@@ -16,11 +16,11 @@ from unsum.audit.sweep.bench import Point
 from unsum.audit.sweep.plot import plot
 from unsum.audit.sweep.result import Curve, SweepResult, closer, headline, level, sentences, short
 from unsum.audit.wording import percent
-from unsum.cards import Card
-from unsum.cards import page as cards_of
 from unsum.defend import DEFENSES
 from unsum.files.report_folder import UNFINISHED, check_folder
 from unsum.files.writing import write_text
+from unsum.showing.cards import Card
+from unsum.showing.cards import page as cards_of
 
 
 class Sweep(SweepResult):

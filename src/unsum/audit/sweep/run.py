@@ -36,9 +36,9 @@ from unsum.files.report_folder import UNFINISHED
 from unsum.files.tensor_file import read_tensors
 from unsum.files.writing import save_tensors, write_whole
 from unsum.models import DEFAULT_MODEL
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
+from unsum.running.watching import shown_in_notebooks
 from unsum.score.labels import LabelsRead
-from unsum.watching import shown_in_notebooks
 
 DEFAULT_STEPS = 6  # strengths from one end to the other, where nobody says otherwise
 MOST_STEPS = 24  # strengths of one defense: a budget
@@ -164,7 +164,7 @@ def sweep(
         utility_data: an .npz file with `images` and `labels` to train on instead of tiles of the embedded photos.
         model, data, loading, samples, client, attacker, limits, device, seed, command: as in
             `unsum.audit`; every strength has the time limit for itself.
-        progress: an `unsum.progress.Progress`, told the stages, and the parts that are done after every strength.
+        progress: an `unsum.running.progress.Progress`, told the stages, and the parts that are done after every strength.
         unfinished: a folder that keeps the strengths that are done, so that the same sweep, if interrupted, goes on with the
             others; `sweep.write` to the same folder clears it.
 

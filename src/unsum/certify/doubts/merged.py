@@ -24,13 +24,13 @@ from unsum.certify.doubts.number import doubt_missing
 from unsum.certify.further import FurtherUnknown, lengths
 from unsum.certify.question import Question
 from unsum.certify.scatter import followed
-from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized
 from unsum.equation.noise import FALSE_ALARM
 from unsum.equation.observation import Observation
 from unsum.head import Head
-from unsum.late_scipy import chi_square_quantile
 from unsum.losses import Loss, Softmax
+from unsum.running.deadline import out_of_time
+from unsum.running.late_scipy import chi_square_quantile
 
 TOGETHER = 16  # samples at most that are taken to look like one: the K of usual P×K samplers
 CHANCE = 3.0  # deviations by which noise may lie against a direction

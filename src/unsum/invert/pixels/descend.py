@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from unsum.engine import conjugate
 from unsum.invert.pixels.equations import Derivative, Equations, Product
 from unsum.invert.pixels.own_squares import are_due, compute, divided_by
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 
 _STEPS = 60  # at one size; most take ten
 _PRODUCTS = 400  # of J and Jᵀ in one step: about the condition number of trained networks' maps

@@ -21,9 +21,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from unsum.batch_statistics import BatchStatistics
-from unsum.deadline import out_of_time
 from unsum.gradients import TINY, quiet
 from unsum.leak import MapHint
+from unsum.running.deadline import out_of_time
 
 Product = Callable[[Tensor], Tensor]
 

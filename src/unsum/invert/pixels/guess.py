@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from unsum.cubic import cholesky_seconds
-from unsum.deadline import out_of_time
 from unsum.invert.pixels.equations import Equations, read_by
 from unsum.invert.pixels.reach import PixelReach
+from unsum.running.cubic import cholesky_seconds
+from unsum.running.deadline import out_of_time
 
 _KERNEL = 3  # places of the map, each way, that tell the pixels below the middle one
 _ROWS = 4  # equations for each unknown of the regression

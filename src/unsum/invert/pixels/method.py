@@ -29,7 +29,7 @@ from unsum.invert.pixels.reach import PixelReach, find_reach
 from unsum.invert.pixels.starts import EXPLAINED, best_scale, several_starts, solve_together
 from unsum.leak import Leak
 from unsum.models.built import Normalize
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 _CONTRADICTED = 0.1  # misfit from which a hint is left out: where a walk has lost its way, gradients are taken wrongly

@@ -14,7 +14,7 @@ from unsum.invert.pixels.descend import descend
 from unsum.invert.pixels.equations import Equations
 from unsum.invert.pixels.guess import linear_guess
 from unsum.invert.pixels.reach import PixelReach
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 
 EXPLAINED = 1e-3  # relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
 _SAME = 1e-2  # relative difference of two misfits up to which two starts have ended at one picture

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.gradients import Distance, variation
 from unsum.invert.method import Inverse
 from unsum.invert.refine.misfit import Misfit, Mode, check_pictures
 from unsum.invert.refine.prior import Correction, Prior, correction
 from unsum.leak import Leak
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 _UNTRIED = "further steps of refinement"

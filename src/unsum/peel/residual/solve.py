@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.peel.residual.joint import Joint
 from unsum.peel.residual.shared import Shared
+from unsum.running.deadline import out_of_time
 
 _STEPS = 120  # budget of the fixed point
 _MEMORY = 8  # steps that Anderson's mixing looks back on

@@ -23,8 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each
-from unsum.cubic import cholesky_seconds, eigenvector_seconds
-from unsum.deadline import out_of_time
 from unsum.errors import UnsumError
 from unsum.leak import Leak
 from unsum.network.chain import Shape
@@ -43,6 +41,8 @@ from unsum.peel.residual.masks import Mask, confirmed, scale_by
 from unsum.peel.residual.shared import Shared, Taker, common_step
 from unsum.peel.residual.solve import WALK, Pin, Reading, undo
 from unsum.peel.residual.start import Origin, at_features, at_maps, known_block
+from unsum.running.cubic import cholesky_seconds, eigenvector_seconds
+from unsum.running.deadline import out_of_time
 from unsum.update import Update
 
 _LOST = 1e-2  # relative residual above which the walk has lost its way

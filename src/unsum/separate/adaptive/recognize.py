@@ -14,8 +14,8 @@ from torch import Tensor
 
 from unsum.equation.noise import is_rounding_of_weights, measure_noise, rounding_of_weights
 from unsum.head import Head
-from unsum.sharing import once
-from unsum.wording import percent
+from unsum.running.sharing import once
+from unsum.showing.wording import percent
 
 _REMOVED = 1e-4  # share of zeros in live columns above which they are no coincidence
 _UNDERFLOW = 1e-12  # of the largest entry: smaller survivors than that are softmax's own, not a threshold's

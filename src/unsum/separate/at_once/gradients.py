@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsum.equation.noise import ADDED_NOISE, LIMITS, LOOKED_AT, SKETCH, count_signals, sketch_directions
 from unsum.head import Head
-from unsum.sharing import once, version
+from unsum.running.sharing import once, version
 
 _SQUARINGS = 6  # of a matrix of products: its trace then bounds the largest eigenvalue of 100 within 8 %
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.equation.equation import Unknowns, solve
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time
 from unsum.separate.exact.regression import ClassLine
 from unsum.separate.exact.starts import ratio_starts, usual_rows
 

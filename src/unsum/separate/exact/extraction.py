@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.equation.equation import Equation, Unknowns, positive_factor, solve
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time
 from unsum.separate.exact.single import SingleSamples
 from unsum.separate.exact.starts import hunt_corners
 

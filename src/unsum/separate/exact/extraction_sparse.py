@@ -22,9 +22,9 @@ from itertools import chain, islice
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time
 from unsum.separate.exact.extraction import Extracted, distinct, extract, label_weights, snapped
 from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts

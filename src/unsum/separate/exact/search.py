@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from unsum.certify.candidate import EXPLAINED, Candidate, polish, runaways
-from unsum.deadline import out_of_time, trying
 from unsum.equation.equation import NoFactorError, solve
 from unsum.equation.levenberg import seconds_per_iteration
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time, trying
 from unsum.separate.exact.hypotheses import HARD, SOFT, Known
 from unsum.separate.exact.proposals import STARTS, TOGETHER, Proposal, Proposals, Start
 from unsum.separate.exact.regression import fit_class_line

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time
 
 HELD = 1 << 24  # entries of a batched Jacobian at a time on a GPU: 128 MiB
 _HELD_ON_CPU = 1 << 22  # and on a CPU: a step over more takes so long that no time limit is kept

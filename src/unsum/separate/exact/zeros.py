@@ -17,9 +17,9 @@ from torch import Tensor
 
 from unsum.certify.candidate import Candidate
 from unsum.certify.scatter import Certificate, certify
-from unsum.deadline import out_of_time
 from unsum.equation.equation import Linearized, Unknowns, positive_factor
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time
 
 _SHRINKAGE = 1.0  # of t A in units of its root mean square: what is smaller does not pull
 _STEPS, _SETTLED = 18, 0.999  # steps from a start, and the cosine of a direction with what three more make of it

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.equation.observation import Observation
+from unsum.running.deadline import out_of_time
 from unsum.separate.exact.extraction import FITS, SAME_SAMPLE, distinct
 from unsum.separate.exact.search import Search
 from unsum.separate.exact.single import SingleSamples

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from unsum.certify.candidate import VAGUE
 from unsum.certify.claim import TRUSTED_ERROR, Claim
-from unsum.deadline import out_of_time
-from unsum.declared import check_samples
 from unsum.equation.observation import Observation
 from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
@@ -18,6 +16,8 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.local_training import LocalTraining, mini_batches
+from unsum.running.deadline import out_of_time
+from unsum.running.declared import check_samples
 from unsum.separate.exact.solver import exact
 from unsum.separate.local_steps.chain import follow
 from unsum.separate.local_steps.counting import first_alpha, size_of_step

@@ -22,13 +22,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from unsum.declared import check_steps
 from unsum.equation.equation import Equation
 from unsum.equation.noise import Noise, measure_noise
 from unsum.equation.observation import Observation, observe
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.local_training import LocalTraining
+from unsum.running.declared import check_steps
 
 _ROUNDED = 0.22  # deviation of a rounded number, in units of the last place of its size
 

@@ -20,9 +20,9 @@ from unsum.equation.span import span_of
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
-from unsum.late_scipy import linear_sum_assignment
 from unsum.leak import Leak
 from unsum.losses import BinaryCrossEntropy, Loss, Separable, Softmax, SquaredError
+from unsum.running.late_scipy import linear_sum_assignment
 from unsum.separate.adaptive.recognize import recognize
 from unsum.separate.exact.search import SAME_SOLUTION, distance
 from unsum.separate.exact.solver import leak_of, nothing_found

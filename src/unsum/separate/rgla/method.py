@@ -31,15 +31,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsum.cuda_graph import recorded
-from unsum.deadline import out_of_time
 from unsum.equation.threads import few_threads
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import are_soft, hard_labels
 from unsum.leak import Leak
-from unsum.progress import SILENT, Progress
+from unsum.running.cuda_graph import recorded
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import SILENT, Progress
 from unsum.separate.fgla import fgla
 from unsum.separate.method import SEPARATORS, uncertified, working_type
 from unsum.separate.options import choice, positive, whole, yes_or_no

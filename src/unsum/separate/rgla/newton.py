@@ -28,7 +28,7 @@ from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.labels.bias_sign import hard_labels
 from unsum.leak import Leak
-from unsum.progress import SILENT, Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import whole, yes_or_no
 from unsum.separate.rgla.method import EVERYTHING, RANDOM, Record, checked, declare_start, explain, starting_logits

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.late_scipy import root
+from unsum.running.late_scipy import root
 from unsum.separate.soft.ray import Ray
 
 FACTOR = 1000.0  # of the variance; this and what follows as published, see above

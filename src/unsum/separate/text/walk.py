@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
+from unsum.running.deadline import out_of_time
 from unsum.separate.text.admitted import ROOMY, Admitted, reads_no_context
 from unsum.separate.text.network import Layer, read_by
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
 from unsum.models.language import vocabulary_of
 from unsum.notes import Code, Note
+from unsum.running.deadline import out_of_time
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.network import read_by
 from unsum.separate.text.walk import Guide

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from unsum.deadline import out_of_time
 from unsum.network.chain import activation_at
 from unsum.network.conv_pair import (
     ConvLayer,
@@ -30,6 +29,7 @@ from unsum.network.conv_pair import (
 from unsum.network.unit import as_maps, as_rows
 from unsum.peel.residual.masks import confirmed, scale_by
 from unsum.peel.residual.solve import FLOOR
+from unsum.running.deadline import out_of_time
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.bottleneck import Noted, played_layer, sent_behind

@@ -14,10 +14,10 @@ from torch import Tensor
 from unsum.certify.claim import Claim, Evidence, grant
 from unsum.certify.counted import count
 from unsum.certify.doubts.replay import doubt_unexplained
-from unsum.deadline import out_of_time
 from unsum.engine.twins import Passed, SentLayers, amplification, largest
 from unsum.knowledge import Knowledge
 from unsum.peel.method import MARGIN
+from unsum.running.deadline import out_of_time
 from unsum.spans.judge import doubt_number, doubt_reading
 from unsum.spans.maps.tail import PlayedTail, Tail
 from unsum.spans.maps.twins import UNJUDGED, assumed, doubt_samples

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import Claim, nothing
-from unsum.deadline import out_of_time
 from unsum.head import Head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.network.conv_pair import ConvLayer, find_pairs, tail_above
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import SILENT, Progress
 from unsum.spans.maps.asked import Asked
 from unsum.spans.maps.batch import MapBatch, read_batch
 from unsum.spans.maps.bottleneck import answer_bottleneck, judge_bottleneck

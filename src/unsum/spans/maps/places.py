@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from unsum.late_scipy import ward_clusters
 from unsum.network.chain import traced
 from unsum.network.conv_pair import ConvLayer, conv_layer, module_at
+from unsum.running.late_scipy import ward_clusters
 from unsum.spans.basis import LayerSpan
 from unsum.spans.maps.tail import Tail
 from unsum.spans.maps.zeros import sparsest

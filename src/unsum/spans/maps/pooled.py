@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from unsum.deadline import out_of_time
 from unsum.engine.conjugate import by_rows, least_squares
 from unsum.head import Head
 from unsum.network.conv_pair import ConvPair
+from unsum.running.deadline import out_of_time
 
 _ADD: set[Any] = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _RELU: set[Any] = {torch.relu, F.relu, "relu", "relu_"}

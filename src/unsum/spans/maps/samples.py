@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unsum.batch_statistics import BatchStatistics
 from unsum.head import Head
 from unsum.network.conv_pair import tail_above
-from unsum.progress import Progress
+from unsum.running.progress import Progress
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.condition import MapCondition, convolved
 from unsum.spans.maps.scale import common_factor, least

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from unsum.deadline import out_of_time
 from unsum.gradients import inputs_of
 from unsum.head import Head, orthonormal_rows
+from unsum.running.deadline import out_of_time
 
 _GRID, _COARSE, _RANGE = 61, 13, 1000.0  # factors that are tried, from a thousandth of the guess to a thousand times
 _GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-7  # golden sections, and the exponent's interval that ends them

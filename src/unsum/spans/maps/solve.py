@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unsum.deadline import out_of_time
 from unsum.engine.budget import Budget
 from unsum.engine.descend import Descent, descend
 from unsum.engine.found import FoundPoints
-from unsum.progress import Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 from unsum.spans.maps.search import apart, beside
 from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest, starts

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from unsum.certify.claim import FALSE_ERROR
 from unsum.certify.doubts.replay import doubt_drowned, doubt_several
-from unsum.deadline import out_of_time
 from unsum.engine.twins import FAR, SentLayers
 from unsum.knowledge import Knowledge
+from unsum.running.deadline import out_of_time
 
 UNJUDGED = "a closer look at what may be claimed"
 _DRAWS = 4  # [directions] in which two samples are set apart. Chosen by: arbitrary budget.

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from unsum.certify.claim import grant_each, nothing
-from unsum.deadline import out_of_time
 from unsum.equation.observation import observe
 from unsum.errors import UnsumError
 from unsum.head import Head
@@ -16,7 +15,8 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 from unsum.losses import Loss
 from unsum.peel.method import MARGIN
-from unsum.progress import SILENT, Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
 from unsum.spans.targets import read_loss
 from unsum.spans.tokens.judge import PictureAnswer, judge

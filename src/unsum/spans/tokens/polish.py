@@ -15,9 +15,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from unsum.deadline import out_of_time
 from unsum.engine.conjugate import least_squares
 from unsum.engine.replay import Replay
+from unsum.running.deadline import out_of_time
 from unsum.spans.tokens.network import PatchNetwork
 from unsum.spans.tokens.replay import PictureBatch, Player
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from unsum.deadline import out_of_time
 from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.network.activations import IDENTITY, Activation
 from unsum.network.chain import Step
-from unsum.progress import Progress
+from unsum.running.deadline import out_of_time
+from unsum.running.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import ENDS, Condition, descend, starts
 from unsum.spans.search import levels, roots_among

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.errors import UnsumError
-from unsum.late_scipy import linear_sum_assignment
-from unsum.progress import Progress
+from unsum.running.late_scipy import linear_sum_assignment
+from unsum.running.progress import Progress
 from unsum.spans.tokens.joint import together
 from unsum.spans.tokens.network import FirstNorms, PatchNetwork
 from unsum.spans.tokens.search import find_tokens

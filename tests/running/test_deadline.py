@@ -17,8 +17,8 @@ from support.long import long
 from unsum.attack.options import AttackOptions
 from unsum.certify.claim import grant_each
 from unsum.commands import options
-from unsum.deadline import DEFAULT_LIMIT, interruptible, out_of_time, overtime, time_limit
 from unsum.errors import UnsumError
+from unsum.running.deadline import DEFAULT_LIMIT, interruptible, out_of_time, overtime, time_limit
 
 # Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of one second a search ends is the
 # business of a benchmark, because a machine that imports slowly or does other work must not fail a test.
@@ -170,7 +170,7 @@ def _low_rank(classes: int, inputs: int, rank: int) -> tuple[nn.Module, dict[str
 @pytest.fixture
 def _processor_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits in seconds of this process alone: other work on the machine does not count."""
-    monkeypatch.setattr("unsum.deadline.time", SimpleNamespace(monotonic=time.process_time))
+    monkeypatch.setattr("unsum.running.deadline.time", SimpleNamespace(monotonic=time.process_time))
 
 
 @pytest.mark.usefixtures("_processor_seconds")

@@ -18,9 +18,9 @@ from torch import nn
 
 import unsum
 from support.long import long
-from unsum import deadline
-from unsum.deadline import interruptible, out_of_time, time_limit, trying
-from unsum.progress import Looking, OneLine, Progress
+from unsum.running import deadline
+from unsum.running.deadline import interruptible, out_of_time, time_limit, trying
+from unsum.running.progress import Looking, OneLine, Progress
 
 NETWORK = """from torch import nn
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsum.declared import check_share
 from unsum.errors import UnsumError, shown
+from unsum.running.declared import check_share
 from unsum.update import Carried, Update
 
 _RESOLVED = 10.0  # units in the last place of the largest singular value: what is smaller is rounding

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from unsum.wording import percent, plain
+from unsum.showing.wording import percent, plain
 
 _TONES = {
     "severe": "#9d1519",

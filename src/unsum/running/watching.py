@@ -12,9 +12,9 @@ from html import escape
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-from unsum.deadline import is_interactive
-from unsum.progress import SILENT, Looking, OneLine, Progress
-from unsum.wording import plain
+from unsum.running.deadline import is_interactive
+from unsum.running.progress import SILENT, Looking, OneLine, Progress
+from unsum.showing.wording import plain
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from unsum.level import DEFAULT_LEVEL
+from unsum.showing.level import DEFAULT_LEVEL
 
 NOT_MEASURED = "–"
 _FINEST = 4  # digits of a share that is just below the level

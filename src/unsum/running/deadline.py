@@ -23,9 +23,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from unsum.declared import check_positive
 from unsum.notes import Code, Note
-from unsum.progress import SILENT, Looking, Progress
+from unsum.running.declared import check_positive
+from unsum.running.progress import SILENT, Looking, Progress
 
 DEFAULT_LIMIT = 60.0  # seconds for a search that a person waits for, unless they say otherwise
 _QUIET = 2.0  # seconds that a search runs before it says anything

@@ -15,10 +15,10 @@ import torch
 import unsum
 from support.audits import captured, synthetic, with_names
 from support.browsing import HOSTILE
-from unsum.cards import Card, of_ceiling, page
 from unsum.leak import Leak
-from unsum.progress import SILENT, Progress
-from unsum.watching import in_notebook, watched
+from unsum.running.progress import SILENT, Progress
+from unsum.running.watching import in_notebook, watched
+from unsum.showing.cards import Card, of_ceiling, page
 
 BATCH = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)), torch.tensor([4, 4, 1])
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import unsum
 from support.command import runner
 from support.long import long
-from unsum.momentum import find_momentum
+from unsum.models.momentum import find_momentum
 
 C, H, B = 30, 64, 4
 Round = tuple[nn.Module, unsum.Update, Tensor]
