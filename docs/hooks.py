@@ -1,7 +1,9 @@
-"""What the site takes from the code itself when it is built: tables of methods and the command line.
+"""What the site takes from the code itself when it is built: tables of methods and the command
+line.
 
-A page asks for a table with a comment on a line of its own, `<!-- table: defenses -->`, and for the commands with
-`<!-- commands -->`. Pages that the nav does not name join it under Guides, all but the tables behind the results.
+A page asks for a table with a comment on a line of its own, `<!-- table: defenses -->`, and for the
+commands with `<!-- commands -->`. Pages that the nav does not name join it under Guides, all but
+the tables behind the results.
 """
 
 from __future__ import annotations
@@ -11,8 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_FAMILIES = ("attacks", "gradient matching", "label rules", "peelers", "inverters", "servers", "defenses")
-_ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+_FAMILIES = (
+    "attacks",
+    "gradient matching",
+    "label rules",
+    "peelers",
+    "inverters",
+    "servers",
+    "defenses",
+)
+_ELSEWHERE = re.compile(
+    r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
+)
 _TABLES = "results/tables/"
 _MARK = re.compile(r"^<!-- (?:(commands)|table: ([\w ]+)) -->$", re.MULTILINE)
 
@@ -22,11 +34,14 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
     try:
         return _MARK.sub(lambda found: commands() if found[1] else table(found[2]), markdown)
     except KeyError as error:
-        raise _refused(f"{page.file.src_uri} asks for a table of {error}; there are {', '.join(_FAMILIES)}.") from None
+        raise _refused(
+            f"{page.file.src_uri} asks for a table of {error}; there are {', '.join(_FAMILIES)}."
+        ) from None
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Pages that the nav does not name join it under Guides; tables behind the results are found through their pages."""
+    """Pages that the nav does not name join it under Guides; tables behind the results are found
+    through their pages."""
     named = set(_paths(config.nav))
     for file in files.documentation_pages():
         if file.src_uri not in named and not file.src_uri.startswith(_TABLES):
@@ -52,7 +67,15 @@ def table(family: str) -> str:
     from unsum.peel import PEELERS
     from unsum.separate import SEPARATORS
 
-    registries: tuple[Any, ...] = (SEPARATORS, MATCHERS, LABEL_RULES, PEELERS, INVERTERS, SERVERS, DEFENSES)
+    registries: tuple[Any, ...] = (
+        SEPARATORS,
+        MATCHERS,
+        LABEL_RULES,
+        PEELERS,
+        INVERTERS,
+        SERVERS,
+        DEFENSES,
+    )
     entries = list(dict(zip(_FAMILIES, registries, strict=True))[family])
     with_needs = any(entry.needs for entry in entries)
     lines = ["| name | what it does | what it needs |", "|---|---|---|"]
@@ -62,7 +85,8 @@ def table(family: str) -> str:
 
 
 def commands() -> str:
-    """The command line, from the Typer app: a heading for each command, its arguments and options below."""
+    """The command line, from the Typer app: a heading for each command, its arguments and options
+    below."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -103,6 +127,9 @@ def _section(nav: list[Any], title: str) -> list[Any]:
         if isinstance(item, dict) and title in item:
             pages: list[Any] = item[title]
             return pages
-    place = next((i for i, item in enumerate(nav) if isinstance(item, dict) and "Reference" in item), len(nav))
+    place = next(
+        (i for i, item in enumerate(nav) if isinstance(item, dict) and "Reference" in item),
+        len(nav),
+    )
     nav.insert(place, {title: []})
     return _section(nav, title)

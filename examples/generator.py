@@ -2,10 +2,13 @@
 
     python examples/generator.py public-photos.tar --out generator.safetensors
     unsum bench field --size small --data photos.tar --attack gias --attack ggl \
-        --option gias:generator=examples/generator.py:build --option gias:weights=generator.safetensors \
-        --option ggl:generator=examples/generator.py:build --option ggl:weights=generator.safetensors
+        --option gias:generator=examples/generator.py:build \
+        --option gias:weights=generator.safetensors \
+        --option ggl:generator=examples/generator.py:build \
+        --option ggl:weights=generator.safetensors
 
-Train it with photos that no client holds. It draws 32² photos from 128 standard normal numbers, blurred as such generators do.
+Train it with photos that no client holds. It draws 32² photos from 128 standard normal numbers,
+blurred as such generators do.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ class Generator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(LATENT, 4 * WIDTH * 16)
-        self.grow = nn.Sequential(*_larger(4, 2), *_larger(2, 1), *_larger(1, 1), nn.Conv2d(WIDTH, 3, 3, padding=1))
+        self.grow = nn.Sequential(
+            *_larger(4, 2), *_larger(2, 1), *_larger(1, 1), nn.Conv2d(WIDTH, 3, 3, padding=1)
+        )
 
     def forward(self, latents: Tensor) -> Tensor:
         return self.grow(self.first(latents).view(-1, 4 * WIDTH, 4, 4)).sigmoid()
@@ -41,7 +46,11 @@ class Generator(nn.Module):
 
 def _larger(inputs: int, outputs: int) -> list[nn.Module]:
     """Twice the side, by its nearest neighbors and a convolution."""
-    return [nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(inputs * WIDTH, outputs * WIDTH, 3, padding=1)]
+    return [
+        nn.SiLU(),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(inputs * WIDTH, outputs * WIDTH, 3, padding=1),
+    ]
 
 
 def build() -> nn.Module:
@@ -52,12 +61,18 @@ def encoder() -> nn.Sequential:
     """(B, 3, 32, 32) photos → (B, 256): means and logarithms of variances."""
     return nn.Sequential(
         *(nn.Conv2d(3, WIDTH, 4, 2, 1), nn.SiLU(), nn.Conv2d(WIDTH, 2 * WIDTH, 4, 2, 1), nn.SiLU()),
-        *(nn.Conv2d(2 * WIDTH, 4 * WIDTH, 4, 2, 1), nn.SiLU(), nn.Flatten(), nn.Linear(4 * WIDTH * 16, 2 * LATENT)),
+        *(
+            nn.Conv2d(2 * WIDTH, 4 * WIDTH, 4, 2, 1),
+            nn.SiLU(),
+            nn.Flatten(),
+            nn.Linear(4 * WIDTH * 16, 2 * LATENT),
+        ),
     )
 
 
 def train(photos: Tensor, minutes: float, seed: int = 0) -> tuple[Generator, float]:
-    """The generator after this time, and the mean squared error of what it draws of its own photos."""
+    """The generator after this time, and the mean squared error of what it draws of its own
+    photos."""
     torch.manual_seed(seed)
     generator, reader = Generator(), encoder()
     optimizer = torch.optim.Adam([*generator.parameters(), *reader.parameters()], 1e-3)
@@ -80,14 +95,19 @@ def train(photos: Tensor, minutes: float, seed: int = 0) -> tuple[Generator, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("photos", nargs="+", help="photos that no client holds: folders, tars or npz files")
+    parser.add_argument(
+        "photos", nargs="+", help="photos that no client holds: folders, tars or npz files"
+    )
     parser.add_argument("--out", default="generator.safetensors")
     parser.add_argument("--minutes", type=float, default=10.0)
     given = parser.parse_args()
     photos = torch.cat([read_photos(path, size=SIDE).images for path in given.photos])
     generator, error = train(photos, given.minutes)
     save_file(generator.state_dict(), given.out)
-    print(f"{given.out}: {len(photos)} photos, mean squared error {error:.4f} of those of the last batch")
+    print(
+        f"{given.out}: {len(photos)} photos, mean squared error {error:.4f} of those of the last "
+        "batch"
+    )
 
 
 if __name__ == "__main__":

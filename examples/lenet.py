@@ -1,9 +1,11 @@
-"""The network of the federated tutorials: two convolutions with pooling, then 400-120-84 and the classes, for photos of 32².
+"""The network of the federated tutorials: two convolutions with pooling, then 400-120-84 and the
+classes, for photos of 32².
 
     unsum audit --model examples/lenet.py:build --data photos/ --batch 32
 
-The tutorials of PyTorch and Flower train it on CIFAR-10 and scale photos to [−1, 1] first. Here the network does that itself,
-because `unsum` gives it photos in [0, 1]. Layers start as PyTorch makes them; `unsum` fixes the random numbers.
+The tutorials of PyTorch and Flower train it on CIFAR-10 and scale photos to [−1, 1] first. Here the
+network does that itself, because `unsum` gives it photos in [0, 1]. Layers start as PyTorch makes
+them; `unsum` fixes the random numbers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""ResNet-50 as it was first published, and without global pooling: a model of one's own for `unsum audit`.
+"""ResNet-50 as it was first published, and without global pooling: a model of one's own for `unsum
+audit`.
 
-    unsum audit --model examples/resnet50_v1.py:unpooled --weights resnet50-v1.safetensors --fresh-head
+    unsum audit --model examples/resnet50_v1.py:unpooled \\
+        --weights resnet50-v1.safetensors --fresh-head
 
-torchvision's ResNet-50 is version 1.5: where a stage halves the side of its maps, the 3×3 convolution of the first block takes
-the step. Version 1 takes it in the 1×1 convolution before. Both have the same parameters, so weights of one fit into the other
-and would give wrong features there: `unsum` recognizes and refuses them. Weights trained as version 1 need `pooled` or
-`unpooled` below; torchvision's own need `unpooled_v15`, or `torchvision:resnet50` where pooling is kept.
+torchvision's ResNet-50 is version 1.5: where a stage halves the side of its maps, the 3×3
+convolution of the first block takes the step. Version 1 takes it in the 1×1 convolution before.
+Both have the same parameters, so weights of one fit into the other and would give wrong features
+there: `unsum` recognizes and refuses them. Weights trained as version 1 need `pooled` or `unpooled`
+below; torchvision's own need `unpooled_v15`, or `torchvision:resnet50` where pooling is kept.
 
-Gradient-inversion papers leave global pooling out: the head then sees each of the 7×7 places of the last maps, which keeps
-where things are in the photo. That head is always a fresh one, whatever weights are loaded below it. `unsum` fixes the
-random numbers before it calls a factory, so nothing here does. Photos come in [0, 1], without normalization.
+Gradient-inversion papers leave global pooling out: the head then sees each of the 7×7 places of the
+last maps, which keeps where things are in the photo. That head is always a fresh one, whatever
+weights are loaded below it. `unsum` fixes the random numbers before it calls a factory, so nothing
+here does. Photos come in [0, 1], without normalization.
 """
 
 from __future__ import annotations

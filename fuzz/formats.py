@@ -1,4 +1,5 @@
-"""What is fuzzed: every kind of file that comes from elsewhere, how it is read, how it is mutated, and where it begins."""
+"""What is fuzzed: every kind of file that comes from elsewhere, how it is read, how it is mutated,
+and where it begins."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))  # the makers of hostile files
+# the makers of hostile files
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import mutate
 from hostile.makers import entry, flower, npy, npz, picture, safetensors, tar, torch_file
@@ -34,7 +36,8 @@ Image.MAX_IMAGE_PIXELS = None  # Pillow's own warning is not what is tested
 
 @dataclass(frozen=True)
 class Format:
-    """`share` is the part of all mutations that it gets: by its importance, and by what one costs."""
+    """`share` is the part of all mutations that it gets: by its importance, and by what one
+    costs."""
 
     file: str
     read: Callable[[Path], Any]
@@ -98,7 +101,8 @@ def _json(content: bytes, random: Any) -> bytes:
 
 def _inverse_card() -> bytes:
     card = {
-        "photos": 9, "size": 8, "architecture": "decoder", "layout": {"kind": "vector", "shape": [4]},
+        "photos": 9, "size": 8, "architecture": "decoder",
+        "layout": {"kind": "vector", "shape": [4]},
         "settings": {"stages": [[4, 1]], "stem": 1, "patch": 2, "compress": True}, "steps": 3,
     }  # fmt: skip
     from unsum.invert.method import build_decoder
@@ -115,7 +119,9 @@ def _saved(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = N
 
 def _safetensors_seeds() -> list[bytes]:
     metadata = {
-        "unsum-update": json.dumps({"kind": "gradient", "learning_rate": None, "reduction": "mean", "batch_size": 2})
+        "unsum-update": json.dumps(
+            {"kind": "gradient", "learning_rate": None, "reduction": "mean", "batch_size": 2}
+        )
     }
     header = {"fc.weight": entry("F32", [3, 4], 0, 48), "fc.bias": entry("F32", [3], 48, 60)}
     return [safetensors(header, _WEIGHT.tobytes() + _BIAS.tobytes()), _saved(_STATE, metadata)]
@@ -139,18 +145,38 @@ _ORDER = {
 
 FORMATS: dict[str, Format] = {
     "safetensors": Format("u.safetensors", _update, mutate.in_safetensors, _safetensors_seeds, 12),
-    "npz": Format("u.npz", _update, mutate.in_zip(mutate.with_tokens("npy")), lambda: [npz(**{"fc.weight": _WEIGHT, "fc.bias": _BIAS}), npz(arr_0=_WEIGHT, arr_1=_BIAS)], 4),
-    "npy": Format("u", _update, mutate.with_tokens("npy"), lambda: [npy("<f4", (3, 4), _WEIGHT.tobytes()), npy(">f8", (3, 4), bytes(96), fortran=True)], 8),
-    "flower": Format("u.pb", _update, mutate.with_tokens("npy"), lambda: [flower([("fc.weight", npy("<f4", (3, 4), _WEIGHT.tobytes())), ("fc.bias", npy("<f4", (3,), _BIAS.tobytes()))])], 10),
-    "pt": Format("u.pt", _update, mutate.in_zip(mutate.with_tokens("pickle")), lambda: [torch_file(_STATE), torch_file({"model": _STATE, "epoch": 3}), torch_file([_STATE["fc.weight"]])], 2),
+    "npz": Format("u.npz", _update, mutate.in_zip(mutate.with_tokens("npy")),
+    lambda: [npz(**{"fc.weight": _WEIGHT, "fc.bias": _BIAS}), npz(arr_0=_WEIGHT, arr_1=_BIAS)], 4),
+    "npy": Format("u", _update, mutate.with_tokens("npy"),
+    lambda: [npy("<f4", (3, 4), _WEIGHT.tobytes()), npy(">f8", (3, 4), bytes(96), fortran=True)],
+    8),
+    "flower": Format("u.pb", _update, mutate.with_tokens("npy"),
+    lambda: [flower([("fc.weight", npy("<f4", (3, 4), _WEIGHT.tobytes())),
+    ("fc.bias", npy("<f4", (3,), _BIAS.tobytes()))])], 10),
+    "pt": Format("u.pt", _update, mutate.in_zip(mutate.with_tokens("pickle")),
+    lambda: [torch_file(_STATE), torch_file({"model": _STATE, "epoch": 3}),
+    torch_file([_STATE["fc.weight"]])], 2),
     "pt-legacy": Format("u.pt", _update, mutate.with_tokens("pickle"), lambda: [_legacy()], 1),
-    "tar": Format("p.tar", _photos, mutate.in_picture_of_tar, lambda: [tar([("a/1.png", picture()), ("b/2.png", picture())]), tar([("1.jpg", picture(kind="JPEG")), ("1.cls", b"3")])], 3),
-    "tar-gz": Format("p.tar.gz", _photos, mutate.in_gzip, lambda: [tar([("a/1.png", picture())], "gz")], 1),
-    "photos-npz": Format("p.npz", _photos, mutate.in_zip(mutate.with_tokens("npy")), lambda: [npz(images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, 1]), classes=np.array(["a", "b"]))], 2),
-    "utility-npz": Format("t.npz", pictures_from_file, mutate.in_zip(mutate.with_tokens("npy")), lambda: [npz(**_PHOTOS_NPZ)], 1),
-    "picture": Format("photo.jpg", _picture, mutate.in_picture, lambda: [picture(kind=kind) for kind in ("PNG", "JPEG", "WEBP", "BMP")], 8),
-    "inverse": Format("i.safetensors", Inverse.load, mutate.in_safetensors, lambda: [_inverse_card()], 0.5),
-    "training-checkpoint": Format(checkpoint.FILE, lambda path: checkpoint.read(path.parent, {"seed": 0}), mutate.in_zip(mutate.with_tokens("pickle")), lambda: [torch_file({"run": {"seed": 0}, "decoder": _STATE})], 1),
-    "matching-checkpoint": Format("m.safetensors", lambda path: matching.read(path, {"seed": 0}, torch.device("cpu")), mutate.in_safetensors, lambda: [_matching_seed()], 6),
+    "tar": Format("p.tar", _photos, mutate.in_picture_of_tar,
+    lambda: [tar([("a/1.png", picture()), ("b/2.png", picture())]),
+    tar([("1.jpg", picture(kind="JPEG")), ("1.cls", b"3")])], 3),
+    "tar-gz": Format("p.tar.gz", _photos, mutate.in_gzip,
+    lambda: [tar([("a/1.png", picture())], "gz")], 1),
+    "photos-npz": Format("p.npz", _photos, mutate.in_zip(mutate.with_tokens("npy")),
+    lambda: [npz(images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, 1]),
+    classes=np.array(["a", "b"]))], 2),
+    "utility-npz": Format("t.npz", pictures_from_file, mutate.in_zip(mutate.with_tokens("npy")),
+    lambda: [npz(**_PHOTOS_NPZ)], 1),
+    "picture": Format("photo.jpg", _picture, mutate.in_picture,
+    lambda: [picture(kind=kind) for kind in ("PNG", "JPEG", "WEBP", "BMP")], 8),
+    "inverse": Format("i.safetensors", Inverse.load, mutate.in_safetensors,
+    lambda: [_inverse_card()], 0.5),
+    "training-checkpoint": Format(checkpoint.FILE,
+    lambda path: checkpoint.read(path.parent, {"seed": 0}),
+    mutate.in_zip(mutate.with_tokens("pickle")),
+    lambda: [torch_file({"run": {"seed": 0}, "decoder": _STATE})], 1),
+    "matching-checkpoint": Format("m.safetensors",
+    lambda path: matching.read(path, {"seed": 0}, torch.device("cpu")), mutate.in_safetensors,
+    lambda: [_matching_seed()], 6),
     "order": Format("order.json", _order, _json, lambda: [json.dumps(_ORDER).encode()], 8),
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Mutations: of bytes, of numbers and tokens in them, and of what lies inside a container, which is closed again afterwards."""
+"""Mutations: of bytes, of numbers and tokens in them, and of what lies inside a container, which is
+closed again afterwards."""
 
 from __future__ import annotations
 
@@ -49,10 +50,14 @@ _TEXTS = [
     b"{}",
 ]
 _TOKENS = {
-    "safetensors": [b"F32", b"F64", b"BF16", b"I8", b"BOOL", b"F8_E5M2", b"U64", b"C64", b"__metadata__", b"data_offsets", b"unsum-update"],
-    "npy": [b"'<f4'", b"'>f8'", b"'|O'", b"'<U9'", b"'|V4'", b"'<c8'", b"'|b1'", b"'>i2'", b"True", b"False", b"(1,)", b"()", b"(0, 9)"],
-    "pickle": [b"ctorch\nSize\n", b"cbuiltins\nset\n", b"ctorch\nTensor\n", b"cos\nsystem\n", b"R", b"b", b"0", b"2", b"l.", b"(dp0\n", b"K\x7f", b"\x8a\x09" + b"\xff" * 9],
-    "tar": [b"0", b"1", b"2", b"5", b"L", b"K", b"x", b"g", b"S", b"../", b"/", b".png", b".cls", b"30 size=999999999\n"],
+    "safetensors": [b"F32", b"F64", b"BF16", b"I8", b"BOOL", b"F8_E5M2", b"U64", b"C64",
+    b"__metadata__", b"data_offsets", b"unsum-update"],
+    "npy": [b"'<f4'", b"'>f8'", b"'|O'", b"'<U9'", b"'|V4'", b"'<c8'", b"'|b1'", b"'>i2'", b"True",
+    b"False", b"(1,)", b"()", b"(0, 9)"],
+    "pickle": [b"ctorch\nSize\n", b"cbuiltins\nset\n", b"ctorch\nTensor\n", b"cos\nsystem\n", b"R",
+    b"b", b"0", b"2", b"l.", b"(dp0\n", b"K\x7f", b"\x8a\x09" + b"\xff" * 9],
+    "tar": [b"0", b"1", b"2", b"5", b"L", b"K", b"x", b"g", b"S", b"../", b"/", b".png", b".cls",
+    b"30 size=999999999\n"],
 }  # fmt: skip
 
 
@@ -69,7 +74,11 @@ def _once(content: bytes, random: random.Random, tokens: Sequence[bytes]) -> byt
         return random.randbytes(random.randrange(1, 32))
     place = random.randrange(len(content))
     if kind == 0:
-        return content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+        return (
+            content[:place]
+            + bytes([content[place] ^ 1 << random.randrange(8)])
+            + content[place + 1 :]
+        )
     if kind == 1:
         return (
             content[:place]
@@ -126,13 +135,22 @@ def _in_tree(value: Any, random: random.Random) -> Any:
         if what == 0:
             return {key: item for key, item in value.items() if key != name}
         if what == 1:
-            return value | {random.choice(("__metadata__", "x", "\ud800", "fc.weight", name + name)): value[name]}
-        if isinstance(value[name], str) and value[name].startswith("{"):  # metadata: JSON inside of JSON
+            return value | {
+                random.choice(("__metadata__", "x", "\ud800", "fc.weight", name + name)): value[
+                    name
+                ]
+            }
+        # metadata: JSON inside of JSON
+        if isinstance(value[name], str) and value[name].startswith("{"):
             return value | {name: json.dumps(_in_tree(json.loads(value[name]), random))}
         return value | {name: _in_tree(value[name], random)}
     if isinstance(value, list) and value and random.random() < 0.8:
         place = random.randrange(len(value))
-        return [*value[:place], _in_tree(value[place], random), *value[place + random.choice((1, 1, 0)) :]]
+        return [
+            *value[:place],
+            _in_tree(value[place], random),
+            *value[place + random.choice((1, 1, 0)) :],
+        ]
     return random.choice(
         [
             *_NUMBERS,
@@ -156,7 +174,8 @@ def _in_tree(value: Any, random: random.Random) -> Any:
 
 
 def in_zip(inner: Mutator) -> Mutator:
-    """One member changed, and the archive closed again with the right checksum; or the archive itself."""
+    """One member changed, and the archive closed again with the right checksum; or the archive
+    itself."""
 
     def mutate(content: bytes, random: random.Random) -> bytes:
         if random.random() < 0.3:
@@ -233,7 +252,9 @@ def in_picture(content: bytes, random: random.Random) -> bytes:
     else:
         body = scribble(body, random)
     chunks[which] = (kind, body)
-    closed = (struct.pack(">L", len(b)) + k + b + struct.pack(">L", zlib.crc32(k + b)) for k, b in chunks)
+    closed = (
+        struct.pack(">L", len(b)) + k + b + struct.pack(">L", zlib.crc32(k + b)) for k, b in chunks
+    )
     return content[:8] + b"".join(closed)
 
 

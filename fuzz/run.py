@@ -1,10 +1,11 @@
-"""Mutated files into every loader: each must be read, or be refused with one `UnsumError` of one sentence.
+"""Mutated files into every loader: each must be read, or be refused with one `UnsumError` of one
+sentence.
 
     python fuzz/run.py --mutations 1000000 --seed 1
 
-Each format runs in a process of its own, with a limit on its memory and on the time of one file. Whatever else than a clean
-error comes out is a finding: its file is kept in `fuzz/found`. Files that led to a sentence not seen before are mutated
-further, and `--keep` adds them to `fuzz/corpus`.
+Each format runs in a process of its own, with a limit on its memory and on the time of one file.
+Whatever else than a clean error comes out is a finding: its file is kept in `fuzz/found`. Files
+that led to a sentence not seen before are mutated further, and `--keep` adds them to `fuzz/corpus`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _MEMORY = 2 << 30  # bytes that a loader may grow by
 _SECONDS = 10  # that one file may take
 _LONGEST_SENTENCE = 700
 _FRESH = (
-    0.6  # share of mutations that begin with a sound file; what is broken twice is mostly refused for the first reason
+    # share of mutations that begin with a sound file; what is broken twice is mostly refused for
+    # the first reason
+    0.6
 )
 _MOST_KEPT, _LARGEST_KEPT = 12, 4096
 
@@ -54,7 +57,9 @@ class HungError(Exception):
     """A file that takes too long."""
 
 
-def fuzz(name: str, mutations: int, seed: int, *, keep: bool = False, limit_memory: bool = True) -> Tally:
+def fuzz(
+    name: str, mutations: int, seed: int, *, keep: bool = False, limit_memory: bool = True
+) -> Tally:
     """`mutations` files of one format, in this process."""
     sys.path.insert(0, str(HERE))
     from formats import FORMATS
@@ -74,7 +79,9 @@ def fuzz(name: str, mutations: int, seed: int, *, keep: bool = False, limit_memo
             _limit_memory()
         start = time.perf_counter()
         for _ in range(mutations):
-            content = form.mutate(chance.choice(seeds if chance.random() < _FRESH else pool), chance)
+            content = form.mutate(
+                chance.choice(seeds if chance.random() < _FRESH else pool), chance
+            )
             path.write_bytes(content)
             outcome, clean = _outcome(lambda: form.read(_given(path)), UnsumError)
             tally.mutations += 1
@@ -112,7 +119,11 @@ def _outcome(read: Any, clean: type[Exception]) -> tuple[str | None, bool]:
         read()
     except clean as error:
         sentence = str(error)
-        fine = "\n" not in sentence and len(sentence) < _LONGEST_SENTENCE and "fit into memory" not in sentence
+        fine = (
+            "\n" not in sentence
+            and len(sentence) < _LONGEST_SENTENCE
+            and "fit into memory" not in sentence
+        )
         return sentence, fine
     except BaseException as error:  # everything else is what is looked for
         if isinstance(error, KeyboardInterrupt):
@@ -171,11 +182,15 @@ def run_apart(name: str, mutations: int, seed: int, keep: bool) -> Tally:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mutations", type=int, default=20_000, help="over all formats together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--formats", help="some of them alone, separated by commas")
-    parser.add_argument("--keep", action="store_true", help="add what led to new sentences to fuzz/corpus")
+    parser.add_argument(
+        "--keep", action="store_true", help="add what led to new sentences to fuzz/corpus"
+    )
     parser.add_argument("--json", type=Path, help="write the tallies there")
     arguments = parser.parse_args()
     sys.path.insert(0, str(HERE))
@@ -186,13 +201,17 @@ def main() -> int:
     tallies = []
     for name in chosen:
         tally = run_apart(
-            name, round(arguments.mutations * FORMATS[name].share / whole), arguments.seed, arguments.keep
+            name,
+            round(arguments.mutations * FORMATS[name].share / whole),
+            arguments.seed,
+            arguments.keep,
         )
         tallies.append(tally)
         rate = tally.mutations / tally.seconds if tally.seconds else 0
         print(
-            f"{name:20} {tally.mutations:>8,} mutations {rate:>8,.0f}/s: {tally.read:,} read, {tally.refused:,} refused "
-            f"({tally.sentences} sentences), {len(tally.findings)} findings",
+            f"{name:20} {tally.mutations:>8,} mutations {rate:>8,.0f}/s: {tally.read:,} read, "
+            f"{tally.refused:,} refused ({tally.sentences} sentences), {len(tally.findings)} "
+            "findings",
             flush=True,
         )
         for finding in tally.findings:

@@ -1,4 +1,5 @@
-"""Writes down what `unsum list` shows, so that the command need not import PyTorch; a test says when it is out of step.
+"""Writes down what `unsum list` shows, so that the command need not import PyTorch; a test says
+when it is out of step.
 
 uv run python scripts/list_methods.py
 """

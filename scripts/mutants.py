@@ -1,6 +1,7 @@
 """One hundred bugs, planted one at a time: which of them do the tests beside the module let pass?
 
-    uv run python scripts/mutants.py                all of scripts/mutants.toml, from where it stopped
+    uv run python scripts/mutants.py                all of scripts/mutants.toml, from where it
+                                                    stopped
     uv run python scripts/mutants.py --only spans   those whose file or description holds this
     uv run python scripts/mutants.py --processes 2  two copies of the tree at once
 
@@ -43,9 +44,12 @@ SOURCE = Path("src/unsum")
 CAUGHT, SURVIVED, BROKEN = "caught", "survived", "its tests fail without it"
 SECONDS = 240.0  # for the tests of one bug: several times what the slowest of them take on one core
 NEEDED = 0.9  # of all bugs that must be caught
-_PASSED, _FAILED, _INTERRUPTED = 0, 1, 2  # pytest's exit codes; a module that cannot be collected interrupts
-_LEFT_OUT = ("docs/results/", "docs/figures/", "fuzz/corpus/")  # of a copy: no test beside a module reads them
-_SLOW_TO_IMPORT = ["torch", "torchvision", "scipy.optimize", "hypothesis", "pytest"]  # once, not once a bug
+# pytest's exit codes; a module that cannot be collected interrupts
+_PASSED, _FAILED, _INTERRUPTED = 0, 1, 2
+# of a copy: no test beside a module reads them
+_LEFT_OUT = ("docs/results/", "docs/figures/", "fuzz/corpus/")
+# once, not once a bug
+_SLOW_TO_IMPORT = ["torch", "torchvision", "scipy.optimize", "hypothesis", "pytest"]
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,18 @@ class Bug:
         """The module with the bug, whose old text must stand there exactly once."""
         count = text.count(self.old)
         if count != 1:
-            raise ValueError(f"{self.file}: {self.old!r} stands there {count} times, not once; mend the table.")
+            raise ValueError(
+                f"{self.file}: {self.old!r} stands there {count} times, not once; mend the table."
+            )
         return text.replace(self.old, self.new)
 
     def key(self, root: Path) -> str:
         """Changes with the row, the module and the tests."""
         digest = hashlib.sha256(repr(self).encode())
-        for path in (root / SOURCE / self.file, *(root / test.partition("::")[0] for test in self.tests)):
+        for path in (
+            root / SOURCE / self.file,
+            *(root / test.partition("::")[0] for test in self.tests),
+        ):
             for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                 digest.update(file.read_bytes())
         return digest.hexdigest()[:16]
@@ -117,8 +126,8 @@ class Copy:
             self._write(file, right)
 
     def _write(self, file: Path, text: str) -> None:
-        """With a date of its own, by which Python tells that what it compiled before is out of date:
-        two bugs of one length in one second would look the same."""
+        """With a date of its own, by which Python tells that what it compiled before is out of
+        date: two bugs of one length in one second would look the same."""
         file.write_text(text, encoding="utf-8")
         self._date += 1
         os.utime(file, (self._date, self._date))
@@ -177,7 +186,9 @@ class Record:
             part.replace(self._path)
 
 
-def try_all(bugs: Sequence[Bug], record: Record, *, processes: int, seconds: float, fresh: bool) -> dict[Bug, str]:
+def try_all(
+    bugs: Sequence[Bug], record: Record, *, processes: int, seconds: float, fresh: bool
+) -> dict[Bug, str]:
     """Every bug's outcome; copies of the tree are made only for those that are not known."""
     keys = {bug: bug.key(ROOT) for bug in bugs}  # before files change under the copies' feet
     known = {} if fresh else {bug: record.get(key) for bug, key in keys.items()}
@@ -187,7 +198,10 @@ def try_all(bugs: Sequence[Bug], record: Record, *, processes: int, seconds: flo
         return outcomes
     os.environ["OMP_NUM_THREADS"] = "1"  # read when PyTorch is imported
     multiprocessing.get_context("forkserver").set_forkserver_preload(_SLOW_TO_IMPORT)
-    with tempfile.TemporaryDirectory(prefix="unsum-mutants-") as folder, ThreadPoolExecutor(processes) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="unsum-mutants-") as folder,
+        ThreadPoolExecutor(processes) as pool,
+    ):
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(min(processes, len(left))):
             copies.put(Copy(ROOT, Path(folder) / str(number)))
@@ -210,20 +224,31 @@ def try_all(bugs: Sequence[Bug], record: Record, *, processes: int, seconds: flo
 def summary(outcomes: dict[Bug, str]) -> str:
     """Those that were not caught, and how many were."""
     lines = [
-        f"{outcome.upper()}: {bug.name}\n    {bug.old.strip()}\n  → {bug.new.strip()}\n    tried: {' '.join(bug.tests)}"
+        (
+            f"{outcome.upper()}: {bug.name}\n    {bug.old.strip()}\n  → {bug.new.strip()}\n    "
+            f"tried: {' '.join(bug.tests)}"
+        )
         for bug, outcome in outcomes.items()
         if outcome != CAUGHT
     ]
     caught = sum(outcome == CAUGHT for outcome in outcomes.values())
-    return "\n".join([*lines, f"{caught} of {len(outcomes)} bugs were caught by the tests beside them."])
+    return "\n".join(
+        [*lines, f"{caught} of {len(outcomes)} bugs were caught by the tests beside them."]
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", metavar="PATTERN", help="bugs whose file or description holds this")
-    parser.add_argument("--processes", type=int, default=1, help="copies of the tree that are tested at once")
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="bugs whose file or description holds this"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="copies of the tree that are tested at once"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for the tests of one bug")
-    parser.add_argument("--fresh", action="store_true", help="try those again that were tried before")
+    parser.add_argument(
+        "--fresh", action="store_true", help="try those again that were tried before"
+    )
     given = parser.parse_args()
     bugs = [bug for bug in read_table() if given.only.lower() in bug.name.lower()]
     if not bugs:
@@ -231,7 +256,9 @@ def main() -> int:
     for bug in bugs:  # before anything is run
         bug.planted((ROOT / SOURCE / bug.file).read_text(encoding="utf-8"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no copy behind
-    outcomes = try_all(bugs, Record(RECORD), processes=given.processes, seconds=given.seconds, fresh=given.fresh)
+    outcomes = try_all(
+        bugs, Record(RECORD), processes=given.processes, seconds=given.seconds, fresh=given.fresh
+    )
     print(summary({bug: outcomes[bug] for bug in bugs}))
     return int(sum(outcome == CAUGHT for outcome in outcomes.values()) < NEEDED * len(bugs))
 

@@ -1,12 +1,14 @@
 """Train the weights that ship with unsum: the default backbone, then its inverse.
 
-    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] --labeled tenclasses.tar \\
+    python scripts/train_embedded.py --photos train.tar [--photos more.tar …] \\
+        --labeled tenclasses.tar \\
         --held-out test.tar --out FOLDER
 
-A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg; folders and npz files do as well. The backbone learns
-to classify the `--labeled` photos (a tenth held out for its accuracy); the inverse learns photos from features on all of
-them and all `--photos`. Neither sees `--held-out`, which is only scored, nor the photos embedded in the package. Runs on a
-GPU if there is one (seven minutes on an H200), else on the CPU (most of a day).
+A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg; folders and npz files do as well.
+The backbone learns to classify the `--labeled` photos (a tenth held out for its accuracy); the
+inverse learns photos from features on all of them and all `--photos`. Neither sees `--held-out`,
+which is only scored, nor the photos embedded in the package. Runs on a GPU if there is one (seven
+minutes on an H200), else on the CPU (most of a day).
 """
 
 from __future__ import annotations
@@ -30,21 +32,38 @@ from unsum.models.client_batches import ClientFeatures, sharing
 from unsum.models.small_resnet import FEATURE_SHAPE, INPUT_SIZE, SmallResNet
 
 STORED_SIZE = 160  # photos are kept a little larger than the input, for random crops
-DECODER_STAGES = ((256, 2), (160, 2), (80, 1))  # (width, residual blocks) before each doubling of the side
-# (client batch size, share of the steps); 0 stands for eval mode. A client's batch decides its BatchNorm statistics.
+# (width, residual blocks) before each doubling of the side
+DECODER_STAGES = ((256, 2), (160, 2), (80, 1))
+# (client batch size, share of the steps); 0 stands for eval mode. A client's batch decides its
+# BatchNorm statistics.
 CLIENT_SIZES = ((8, 0.5), (16, 0.25), (4, 0.15), (0, 0.1))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--photos", type=Path, action="append", required=True, help="tar of training photos, repeatable"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--labeled", type=Path, required=True, help="tar of photos whose classes the backbone learns")
-    parser.add_argument("--held-out", type=Path, required=True, help="tar of photos that are only scored")
+    parser.add_argument(
+        "--photos",
+        type=Path,
+        action="append",
+        required=True,
+        help="tar of training photos, repeatable",
+    )
+    parser.add_argument(
+        "--labeled",
+        type=Path,
+        required=True,
+        help="tar of photos whose classes the backbone learns",
+    )
+    parser.add_argument(
+        "--held-out", type=Path, required=True, help="tar of photos that are only scored"
+    )
     parser.add_argument("--backbone-epochs", type=int, default=120)
     parser.add_argument("--inverse-steps", type=int, default=40_000)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the two weight files and their cards")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the two weight files and their cards"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
@@ -52,7 +71,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
 
     labeled = read_photos(options.labeled, size=STORED_SIZE)
-    model, accuracy = train_backbone(labeled.images.to(device), labeled.labels.to(device), options.backbone_epochs)
+    model, accuracy = train_backbone(
+        labeled.images.to(device), labeled.labels.to(device), options.backbone_epochs
+    )
     save_backbone(model, options.out, {"accuracy": round(accuracy, 4)} | labeled.card)
 
     photos = read_photos([options.labeled, *options.photos], size=STORED_SIZE)
@@ -63,7 +84,8 @@ def main() -> None:
 
 
 def augment(photos: Tensor, smallest: float) -> Tensor:
-    """(B, 3, 128, 128) in [0, 1]: a random crop of at least `smallest` of the side, flipped half of the time."""
+    """(B, 3, 128, 128) in [0, 1]: a random crop of at least `smallest` of the side, flipped half of
+    the time."""
     B = len(photos)
     scale = torch.empty(B, device=photos.device).uniform_(smallest, 1)
     shift = (torch.rand(B, 2, device=photos.device) * 2 - 1) * (1 - scale[:, None])
@@ -71,25 +93,37 @@ def augment(photos: Tensor, smallest: float) -> Tensor:
     theta = torch.zeros(B, 2, 3, device=photos.device)
     theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = scale * flip, scale, shift
     grid = F.affine_grid(theta, [B, 3, INPUT_SIZE, INPUT_SIZE], align_corners=False)
-    return F.grid_sample(photos.float() / 255, grid, padding_mode="reflection", align_corners=False).clamp_(0, 1)
+    return F.grid_sample(
+        photos.float() / 255, grid, padding_mode="reflection", align_corners=False
+    ).clamp_(0, 1)
 
 
 def centered(photos: Tensor) -> Tensor:
-    return F.interpolate(photos.float() / 255, INPUT_SIZE, mode="bilinear", antialias=True).clamp_(0, 1)
+    return F.interpolate(photos.float() / 255, INPUT_SIZE, mode="bilinear", antialias=True).clamp_(
+        0, 1
+    )
 
 
-def one_cycle(optimizer: torch.optim.Optimizer, rate: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
+def one_cycle(
+    optimizer: torch.optim.Optimizer, rate: float, steps: int
+) -> torch.optim.lr_scheduler.OneCycleLR:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
 
 
-def train_backbone(photos: Tensor, classes: Tensor, epochs: int, batch: int = 64) -> tuple[SmallResNet, float]:
-    """An ordinary classifier: cross-entropy, SGD with momentum, crops and flips. Nothing in it favors inversion."""
+def train_backbone(
+    photos: Tensor, classes: Tensor, epochs: int, batch: int = 64
+) -> tuple[SmallResNet, float]:
+    """An ordinary classifier: cross-entropy, SGD with momentum, crops and flips. Nothing in it
+    favors inversion."""
     device = photos.device
     order = torch.randperm(len(photos), device=device)
     test, train = order[: len(order) // 10], order[len(order) // 10 :]
     model = SmallResNet(int(classes.max()) + 1).to(device, memory_format=torch.channels_last)
-    nn.init.zeros_(model.head.weight)  # 32 768 inputs: a random head would drown the backbone's first steps
-    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    # 32 768 inputs: a random head would drown the backbone's first steps
+    nn.init.zeros_(model.head.weight)
+    optimizer = torch.optim.SGD(
+        model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
     steps = epochs * (len(train) // batch)
     schedule = one_cycle(optimizer, 0.05, steps)
     dropout = nn.Dropout(0.5)
@@ -123,7 +157,10 @@ def train_inverse(
     )
     optimizer = torch.optim.AdamW(decoder.parameters(), 6e-4, weight_decay=1e-3, betas=(0.9, 0.99))
     schedule = one_cycle(optimizer, 6e-4, steps)
-    sizes, shares = torch.tensor([s for s, _ in CLIENT_SIZES]), torch.tensor([p for _, p in CLIENT_SIZES])
+    sizes, shares = (
+        torch.tensor([s for s, _ in CLIENT_SIZES]),
+        torch.tensor([p for _, p in CLIENT_SIZES]),
+    )
     run = torch.compile(decoder) if photos.is_cuda else decoder
     started = time.time()
     for step in range(steps):
@@ -141,34 +178,48 @@ def train_inverse(
         if step % 1000 == 0 or step == steps - 1:
             psnr = held_out_psnr(average.module, backbone, held_out)
             print(
-                f"inverse {step}/{steps} loss {loss.item():.4f} held-out {psnr:.2f} dB {time.time() - started:.0f} s",
+                (
+                    f"inverse {step}/{steps} loss {loss.item():.4f} held-out {psnr:.2f} dB "
+                    f"{time.time() - started:.0f} s"
+                ),
                 flush=True,
             )
     return average.module, psnr
 
 
 def client_features(backbone: ClientFeatures, images: Tensor, size: int) -> Tensor:
-    """(B, H) what the head would see if `images` were consecutive batches of `size` (0: eval mode)."""
+    """(B, H) what the head would see if `images` were consecutive batches of `size` (0: eval
+    mode)."""
     together = sharing(len(images), size, size).to(images.device) if size else None
     with torch.no_grad():
         return backbone(images, together)
 
 
 @torch.no_grad()
-def held_out_psnr(decoder: nn.Module, backbone: ClientFeatures, photos: Tensor, size: int = 8) -> float:
+def held_out_psnr(
+    decoder: nn.Module, backbone: ClientFeatures, photos: Tensor, size: int = 8
+) -> float:
     """Mean over photos of 10 log10(1 / MSE), each photo in a client batch of eight."""
     values = []
     for chunk in photos[: len(photos) // size * size].split(size * 32):
         images = centered(chunk)
-        error = (decoder(client_features(backbone, images, size)) - images).square().flatten(1).mean(1)
+        error = (
+            (decoder(client_features(backbone, images, size)) - images).square().flatten(1).mean(1)
+        )
         values.append(-10 * error.log10())
     return float(torch.cat(values).mean())
 
 
 def save_backbone(model: SmallResNet, folder: Path, card: dict[str, object]) -> None:
-    """Float16 halves the file; the model itself takes the rounded weights, so that the inverse learns what ships."""
-    weights = {name: w.half() if w.is_floating_point() else w for name, w in model.backbone.state_dict().items()}
-    model.backbone.load_state_dict({name: w.float() if w.is_floating_point() else w for name, w in weights.items()})
+    """Float16 halves the file; the model itself takes the rounded weights, so that the inverse
+    learns what ships."""
+    weights = {
+        name: w.half() if w.is_floating_point() else w
+        for name, w in model.backbone.state_dict().items()
+    }
+    model.backbone.load_state_dict(
+        {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}
+    )
     save_file(
         {n: w.cpu().contiguous() for n, w in weights.items()},
         folder / "default-backbone.safetensors",
@@ -176,7 +227,9 @@ def save_backbone(model: SmallResNet, folder: Path, card: dict[str, object]) -> 
     )
 
 
-def save_inverse(inverse: Decoder, model: SmallResNet, folder: Path, card: dict[str, object]) -> None:
+def save_inverse(
+    inverse: Decoder, model: SmallResNet, folder: Path, card: dict[str, object]
+) -> None:
     card |= {
         "backbone": backbone_fingerprint(model),
         "architecture": "decoder",

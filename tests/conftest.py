@@ -1,6 +1,7 @@
 """Fixtures: a fresh small network, and the default audit, run once.
 
-PyTorch and unsum are imported where they are needed: the process that only deals tests out to others starts without them.
+PyTorch and unsum are imported where they are needed: the process that only deals tests out to
+others starts without them.
 """
 
 from __future__ import annotations
@@ -21,28 +22,33 @@ if TYPE_CHECKING:
 
     import unsum
 
-# One thread for each process, because there are as many processes as cores. PyTorch reads it when it is imported.
+# One thread for each process, because there are as many processes as cores. PyTorch reads it when
+# it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Where no compiled Python may lie beside the code, it lies here: hundreds of children would compile PyTorch anew, seconds each.
+# Where no compiled Python may lie beside the code, it lies here: hundreds of children would compile
+# PyTorch anew, seconds each.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     sys.pycache_prefix = os.environ.setdefault(
         "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "compiled")
     )
     sys.dont_write_bytecode = False
 
-# Who starts the tests in a shell's background has children that ignore Ctrl-C, and some tests are about it.
+# Who starts the tests in a shell's background has children that ignore Ctrl-C, and some tests are
+# about it.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timings belong in bench/: a busy machine must not fail a test. Derandomized, so that a failure repeats.
+# Timings belong in bench/: a busy machine must not fail a test. Derandomized, so that a failure
+# repeats.
 hypothesis.settings.register_profile("unsum", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("unsum")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Every test and its fixtures draw the same numbers, whichever tests ran before it in the same process."""
+    """Every test and its fixtures draw the same numbers, whichever tests ran before it in the same
+    process."""
     import numpy
     import torch
 

@@ -13,7 +13,8 @@ from unsum.head import Head, collect_features, find_head
 
 
 class LayersInOddOrder(nn.Module):
-    """The head is defined before the layer that feeds it: registration order misleads, data flow does not."""
+    """The head is defined before the layer that feeds it: registration order misleads, data flow
+    does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +71,8 @@ def test_finds_the_head_of_torchvision_classifiers(name: str, head: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("model", "head"), [(LayersInOddOrder(), "classify"), (Untraceable(), "head"), (Normalized(), "head")]
+    ("model", "head"),
+    [(LayersInOddOrder(), "classify"), (Untraceable(), "head"), (Normalized(), "head")],
 )
 def test_finds_the_head_of_a_users_own_module(model: nn.Module, head: str) -> None:
     assert find_head(model)[0] == head
@@ -94,7 +96,10 @@ def test_finding_the_head_leaves_the_modes_alone(net: nn.Sequential) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (torchvision.models.squeezenet1_1(num_classes=3), "comes from 'classifier.3', a AdaptiveAvgPool2d"),
+        (
+            torchvision.models.squeezenet1_1(num_classes=3),
+            "comes from 'classifier.3', a AdaptiveAvgPool2d",
+        ),
         (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "comes from '1', a ReLU"),
         (nn.Sequential(nn.Flatten()), "does not come straight from a layer"),
     ],
@@ -111,7 +116,9 @@ def test_head_carries_weights_and_gradients(net: nn.Sequential) -> None:
     assert torch.equal(head.grad_W, update.gradients["5.weight"])
     assert torch.equal(head.grad_b, update.gradients["5.bias"])
     assert head.classes == 40
-    without = Head.of(small_net(bias=False), capture(small_net(bias=False), pictures(3), torch.tensor([1, 2, 3])))
+    without = Head.of(
+        small_net(bias=False), capture(small_net(bias=False), pictures(3), torch.tensor([1, 2, 3]))
+    )
     assert without.b is None
     assert without.grad_b is None
 
@@ -129,14 +136,25 @@ def test_collected_features_give_the_logits(net: nn.Sequential) -> None:
 
 
 @settings(max_examples=25)
-@given(rows=st.integers(2, 30), columns=st.integers(2, 50), rank=st.integers(1, 8), seed=st.integers(0, 9))
-def test_factors_multiply_back_to_the_gradient(rows: int, columns: int, rank: int, seed: int) -> None:
+@given(
+    rows=st.integers(2, 30),
+    columns=st.integers(2, 50),
+    rank=st.integers(1, 8),
+    seed=st.integers(0, 9),
+)
+def test_factors_multiply_back_to_the_gradient(
+    rows: int, columns: int, rank: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     rank = min(rank, rows, columns)
-    gradient = torch.randn(rows, rank, dtype=torch.float64) @ torch.randn(rank, columns, dtype=torch.float64)
+    gradient = torch.randn(rows, rank, dtype=torch.float64) @ torch.randn(
+        rank, columns, dtype=torch.float64
+    )
     factors = Head("head", gradient, None, gradient, None).factorize(rank=rank)
     torch.testing.assert_close(factors.U @ factors.A, gradient, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(factors.A @ factors.A.T, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        factors.A @ factors.A.T, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-5
+    )
     expected = torch.linalg.svdvals(gradient)[:rank]
     torch.testing.assert_close(factors.singular_values[:rank], expected, rtol=1e-5, atol=1e-6)
 

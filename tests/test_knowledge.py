@@ -34,12 +34,16 @@ def test_labels_become_rows() -> None:
         (None, 0, "at least 1"),
     ],
 )
-def test_contradictions_are_refused(labels: torch.Tensor | None, size: int | None, sentence: str) -> None:
+def test_contradictions_are_refused(
+    labels: torch.Tensor | None, size: int | None, sentence: str
+) -> None:
     with pytest.raises(UnsumError, match=sentence):
         Knowledge(labels, size)
 
 
-@pytest.mark.parametrize(("labels", "sentence"), [([5], "label 5 is outside"), ([-1], "label -1 is outside")])
+@pytest.mark.parametrize(
+    ("labels", "sentence"), [([5], "label 5 is outside"), ([-1], "label -1 is outside")]
+)
 def test_labels_outside_the_classes_are_refused(labels: list[int], sentence: str) -> None:
     with pytest.raises(UnsumError, match=sentence):
         Knowledge(torch.tensor(labels)).targets(5)

@@ -16,7 +16,9 @@ from unsum.notes import Code, Note, code_of, has, without
 SOURCE = Path(unsum.__file__).parent
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda note: pickle.loads(pickle.dumps(note))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, copy.copy, lambda note: pickle.loads(pickle.dumps(note))]
+)
 def test_a_copy_has_the_code(copied: object) -> None:
     note = copied(Note("Time was over.", Code.CUT_SHORT))  # type: ignore[operator]
     assert note == "Time was over."
@@ -38,7 +40,8 @@ def test_json_holds_the_sentence() -> None:
 
 def test_no_program_searches_the_words_of_a_note() -> None:
     searching = re.compile(
-        r"""(["'] |[A-Z_]{3,} )(not )?in (note|reason|sentence)s?\b|(note|reason|sentence)\.(startswith|partition)\("""
+        r"""(["'] |[A-Z_]{3,} )(not )?in (note|reason|sentence)s?\b|"""
+        r"(note|reason|sentence)\.(startswith|partition)\("
     )
     found = [
         f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"

@@ -28,7 +28,9 @@ def test_entries_come_sorted_with_what_they_need() -> None:
 def test_unknown_names_get_the_nearest_valid_one() -> None:
     registry: Registry[int] = Registry("number")
     registry.register("seven", summary="")(7)
-    with pytest.raises(UnsumError, match=r"no number 'sevne'; did you mean 'seven'\? Known: seven\."):
+    with pytest.raises(
+        UnsumError, match=r"no number 'sevne'; did you mean 'seven'\? Known: seven\."
+    ):
         registry["sevne"]
 
 
@@ -40,9 +42,15 @@ def test_long_lists_are_shown_only_when_nothing_is_near() -> None:
 
 @pytest.mark.parametrize(
     ("module", "registry", "name"),
-    [("unsum.separate.method", "SEPARATORS", "spans"), ("unsum.labels.method", "LABEL_RULES", "adaptive")],
+    [
+        ("unsum.separate.method", "SEPARATORS", "spans"),
+        ("unsum.labels.method", "LABEL_RULES", "adaptive"),
+    ],
 )
 def test_methods_of_packages_above_are_found_by_name(module: str, registry: str, name: str) -> None:
     """In a process that has imported nothing but the registry."""
-    code = f"from {module} import {registry} as r; r[{name!r}]; assert {name!r} in [entry.name for entry in r]"
+    code = (
+        f"from {module} import {registry} as r; r[{name!r}]; assert {name!r} in [entry.name for "
+        "entry in r]"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,14 +24,20 @@ from unsum.running.progress import SILENT
 
 def _network(norm: nn.Module | None = None) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 16), nn.Identity() if norm is None else norm, nn.ReLU(), nn.Linear(16, 5))
+    return nn.Sequential(
+        nn.Linear(12, 16), nn.Identity() if norm is None else norm, nn.ReLU(), nn.Linear(16, 5)
+    )
 
 
 class Language(nn.Module):
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.mix, self.head = nn.Embedding(vocabulary, 16), nn.Linear(16, 16), nn.Linear(16, vocabulary)
+        self.embed, self.mix, self.head = (
+            nn.Embedding(vocabulary, 16),
+            nn.Linear(16, 16),
+            nn.Linear(16, vocabulary),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(torch.tanh(self.mix(self.embed(tokens).cumsum(1))))
@@ -41,9 +47,15 @@ class Language(nn.Module):
 def test_a_model_of_another_precision_than_its_inputs(precision: torch.dtype) -> None:
     x, y = torch.rand(2, 12), torch.tensor([1, 2])
     said = str(precision).removeprefix("torch.")
-    with pytest.raises(UnsumError, match=f"computes in {said} and its inputs are float32; bring both to one precision"):
+    with pytest.raises(
+        UnsumError,
+        match=f"computes in {said} and its inputs are float32; bring both to one precision",
+    ):
         unsum.capture(_network().to(precision), x, y)
-    assert unsum.capture(_network().to(precision), x.to(precision), y).gradients["0.bias"].dtype == precision
+    assert (
+        unsum.capture(_network().to(precision), x.to(precision), y).gradients["0.bias"].dtype
+        == precision
+    )
 
 
 def test_batch_norm_of_one_sample() -> None:
@@ -103,7 +115,9 @@ def test_where_the_text_was_refused_positions_are_tried(monkeypatch: pytest.Monk
     assert [one.method for one in leak.tried][:2] == ["text", "exact"]
 
 
-def _refusing_text(model: nn.Module, update: unsum.Update, method: str, **how: object) -> unsum.Leak:
+def _refusing_text(
+    model: nn.Module, update: unsum.Update, method: str, **how: object
+) -> unsum.Leak:
     if method == "text":
         raise UnsumError("No text is read here.")
     return unsum.separate(model, update, method, **how)  # type: ignore[arg-type]
@@ -114,14 +128,18 @@ def test_columns_with_cells_that_are_no_numbers(tmp_path: Path, cell: str) -> No
     lines = [f"{i},{cell if i % 3 == 0 else i * 0.5},{cell},{i % 2}" for i in range(40)]
     (tmp_path / "some.csv").write_text("\n".join(["a,b,c,y", *lines]))
     for columns in (None, "b=number", "b=number,c=number"):
-        audit = unsum.audit("default", tmp_path / "some.csv", target="y", columns=columns, time_limit=5, batch=2)
+        audit = unsum.audit(
+            "default", tmp_path / "some.csv", target="y", columns=columns, time_limit=5, batch=2
+        )
         assert audit.verdict.level
 
 
 def test_a_column_whose_squares_overflow(tmp_path: Path) -> None:
     lines = [f"{i},{i}e300,{i % 2}" for i in range(40)]
     (tmp_path / "some.csv").write_text("\n".join(["a,b,y", *lines]))
-    with pytest.raises(UnsumError, match=r"'b' of 'some\.csv' holds numbers whose squares no float holds"):
+    with pytest.raises(
+        UnsumError, match=r"'b' of 'some\.csv' holds numbers whose squares no float holds"
+    ):
         unsum.audit("default", tmp_path / "some.csv", target="y")
 
 
@@ -131,14 +149,21 @@ def test_a_layer_that_the_model_never_asks() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.spare, self.head = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(3, 4, 3), nn.Linear(4 * 49, 5)
+            self.conv, self.spare, self.head = (
+                nn.Conv2d(3, 4, 3, 2),
+                nn.Conv2d(3, 4, 3),
+                nn.Linear(4 * 49, 5),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.conv(x).relu().flatten(1))
 
     torch.manual_seed(0)
     assert feature_layout(Spare(), 16, "conv").shape
-    with pytest.raises(UnsumError, match="does not ask this layer for anything; name one that its forward pass goes"):
+    with pytest.raises(
+        UnsumError,
+        match="does not ask this layer for anything; name one that its forward pass goes",
+    ):
         feature_layout(Spare(), 16, "spare")
     with pytest.raises(UnsumError, match="does not ask this layer for anything"):
         ClientFeatures(Spare(), "spare")(torch.rand(2, 3, 16, 16), None)
@@ -146,7 +171,9 @@ def test_a_layer_that_the_model_never_asks() -> None:
 
 def test_what_is_missing_is_a_sentence() -> None:
     assert needed(0, "The number") == 0  # which is there
-    with pytest.raises(UnsumError, match="The bias gradient is missing, and this cannot be done without"):
+    with pytest.raises(
+        UnsumError, match="The bias gradient is missing, and this cannot be done without"
+    ):
         needed(None, "The bias gradient")
 
 

@@ -25,10 +25,19 @@ def gradients_like(model: nn.Module) -> dict[str, torch.Tensor]:
     reduction=st.sampled_from(["mean", "sum"]),
     size=st.none() | st.integers(1, 10_000),
 )
-def test_saved_update_comes_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, lr, reduction, size) -> None:
+def test_saved_update_comes_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, lr, reduction, size
+) -> None:
     path = tmp_path_factory.mktemp("update") / "client.safetensors"
     tensors = {"a": torch.randn(3, 4), "b": torch.randn(2).half()}
-    update = Update(tensors, kind="delta", learning_rate=lr, reduction=reduction, batch_size=size, num_examples=size)
+    update = Update(
+        tensors,
+        kind="delta",
+        learning_rate=lr,
+        reduction=reduction,
+        batch_size=size,
+        num_examples=size,
+    )
     update.save(path)
     loaded = Update.load(path)
     assert loaded.gradients.keys() == tensors.keys()
@@ -44,7 +53,8 @@ def test_a_delta_is_held_as_the_gradient_behind_it() -> None:
     delta = {"w": -0.1 * gradient["w"]}
     known, unknown = Update.from_delta(delta, 0.1), Update.from_delta(delta)
     torch.testing.assert_close(known.gradients["w"], gradient["w"])
-    torch.testing.assert_close(unknown.gradients["w"], 0.1 * gradient["w"])  # right sign, open scale
+    # right sign, open scale
+    torch.testing.assert_close(unknown.gradients["w"], 0.1 * gradient["w"])
     assert known.scale_known
     assert not unknown.scale_known
 
@@ -85,7 +95,9 @@ def test_pickled_code_in_a_pt_file_is_not_run(tmp_path: Path) -> None:
         ("a.pt", b"not a zip", "cannot be read as .pt"),
     ],
 )
-def test_broken_files_give_one_sentence(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:
+def test_broken_files_give_one_sentence(
+    tmp_path: Path, name: str, content: bytes | None, sentence: str
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -130,7 +142,9 @@ def test_validate_names_the_first_mismatch(net: nn.Module) -> None:
     good = gradients_like(net)
     with pytest.raises(UnsumError, match=r"no parameter '5\.weigth'; did you mean '5\.weight'"):
         Update({"5.weigth": good["5.weight"]}).validate(net)
-    with pytest.raises(UnsumError, match=r"'5\.weight' has shape \(40, 128\) in the update and \(30, 128\)"):
+    with pytest.raises(
+        UnsumError, match=r"'5\.weight' has shape \(40, 128\) in the update and \(30, 128\)"
+    ):
         Update(good).validate(small_net(classes=30))
     with pytest.raises(UnsumError, match=r"'5\.bias' holds torch.int64"):
         Update({**good, "5.bias": torch.ones(40, dtype=torch.long)}).validate(net)
@@ -146,7 +160,13 @@ def test_validate_refuses_what_is_not_finite_and_names_it(net: nn.Module, value:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"kind": "grad"}, {"reduction": "max"}, {"learning_rate": 0.0}, {"batch_size": 0}, {"num_examples": 1.5}],
+    [
+        {"kind": "grad"},
+        {"reduction": "max"},
+        {"learning_rate": 0.0},
+        {"batch_size": 0},
+        {"num_examples": 1.5},
+    ],
 )
 def test_wrong_metadata_is_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(UnsumError):
@@ -161,12 +181,18 @@ def test_empty_update_and_foreign_suffix_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_steps_with_weight_decay_by_hand() -> None:
-    """A change of −0.2 at a rate of 0.1 sums up to 2 over two steps, 1 in the mean, of which ½ is the decay of a weight of 1."""
+    """A change of −0.2 at a rate of 0.1 sums up to 2 over two steps, 1 in the mean, of which ½ is
+    the decay of a weight of 1."""
     delta, start = {"w": torch.tensor([-0.2])}, {"w": torch.tensor([1.0])}
-    update = Update.from_delta(delta, 0.1).of_training(LocalTraining(0.1, 2, weight_decay=0.5), start)
+    update = Update.from_delta(delta, 0.1).of_training(
+        LocalTraining(0.1, 2, weight_decay=0.5), start
+    )
     assert update.gradients["w"].tolist() == pytest.approx([0.5])
     assert update.learning_rate == pytest.approx(0.2)
-    assert update.notes == ("The client took 2 local steps; the update holds the mean of their gradients.",)
+    assert update.notes == (
+        "The client took 2 local steps; the update holds the mean of their gradients.",
+    )
     unknown = Update.from_delta(delta).of_training(LocalTraining(steps=2), start)
-    assert unknown.gradients["w"].tolist() == pytest.approx([0.2])  # at an unknown rate nothing is divided
+    # at an unknown rate nothing is divided
+    assert unknown.gradients["w"].tolist() == pytest.approx([0.2])
     assert not unknown.scale_known

@@ -2,7 +2,8 @@
 
 The public API, re-exported. Audit only systems that you operate or have permission to test.
 
-Nothing is imported before it is asked for: PyTorch takes seconds, and `unsum --help` needs none of it.
+Nothing is imported before it is asked for: PyTorch takes seconds, and `unsum --help` needs none of
+it.
 """
 
 from __future__ import annotations
@@ -84,8 +85,10 @@ _HOMES = {
         "unsum.ceiling.result": "Ceiling",
         "unsum.audit.many": "Arrived Findings attack_many",
         "unsum.client": "capture capture_local capture_text mixup smooth_labels",
-        "unsum.defend": "DPSGD QSGD BFloat16 Clip ClipLayers DropBias DropHead Float16 Laplace Mixup "
-        "Noise Prune PruneGlobal Quantize SecAgg Sign SmoothLabels Soteria aggregate privacy_spent",
+        "unsum.defend": (
+            "DPSGD QSGD BFloat16 Clip ClipLayers DropBias DropHead Float16 Laplace Mixup Noise "
+            "Prune PruneGlobal Quantize SecAgg Sign SmoothLabels Soteria aggregate privacy_spent"
+        ),
         "unsum.doctor": "Finding doctor",
         "unsum.errors": "UnsumError",
         "unsum.invert": "invert",
@@ -123,7 +126,8 @@ class _Package(ModuleType):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Importing `unsum.audit` would put that package in the place of the function of the same name."""
+        """Importing `unsum.audit` would put that package in the place of the function of the same
+        name."""
         if name not in _HOMES or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 

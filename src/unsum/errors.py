@@ -14,7 +14,8 @@ _LISTABLE = 12  # more valid names than this are listed only when none is near
 
 
 class UnsumError(ValueError):
-    """Wrong input. The message is one sentence for the person at the keyboard; the CLI prints it and exits with 2.
+    """Wrong input. The message is one sentence for the person at the keyboard; the CLI prints it
+    and exits with 2.
 
     Examples:
         >>> import unsum
@@ -27,7 +28,8 @@ class UnsumError(ValueError):
 
 
 class NoHeadError(UnsumError):
-    """The model is no classifier with a linear head, which the attacks on it need; `why` is a clause."""
+    """The model is no classifier with a linear head, which the attacks on it need; `why` is a
+    clause."""
 
     def __init__(self, message: str, why: str = "") -> None:
         super().__init__(message)
@@ -42,7 +44,11 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UnsumError:
     """
     names = sorted(valid)
     hint = nearest(name[:_LONGEST_SHOWN], names)
-    known = "" if hint and len(names) > _LISTABLE else f"{'K' if hint else 'k'}nown: {', '.join(names)}."
+    known = (
+        ""
+        if hint and len(names) > _LISTABLE
+        else f"{'K' if hint else 'k'}nown: {', '.join(names)}."
+    )
     return UnsumError(f"There is no {kind} {shown(name)}; {hint}{known}".rstrip())
 
 
@@ -66,7 +72,10 @@ def needed(value: _T | None, what: str) -> _T:
     3
     """
     if value is None:
-        raise UnsumError(f"{what} is missing, and this cannot be done without; give it, or choose another method.")
+        raise UnsumError(
+            f"{what} is missing, and this cannot be done without; give it, or choose another "
+            "method."
+        )
     return value
 
 
@@ -77,21 +86,29 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A name, number or shape from elsewhere, to stand inside a sentence: on one line, and cut where it is long.
+    """A name, number or shape from elsewhere, to stand inside a sentence: on one line, and cut
+    where it is long.
 
-    >>> print(shown("fc.weight"), shown(10**9), shown("a" * 1000))
-    'fc.weight' 1,000,000,000 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'
+    >>> print(shown("fc.weight"), shown(10**9))
+    'fc.weight' 1,000,000,000
+    >>> print(shown("a" * 1000))
+    'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'
     """
     if isinstance(value, str):
         return repr(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "…")
     if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}" if abs(value) < 10**_LONGEST_SHOWN else f"a number of more than {_LONGEST_SHOWN} digits"
+        return (
+            f"{value:,}"
+            if abs(value) < 10**_LONGEST_SHOWN
+            else f"a number of more than {_LONGEST_SHOWN} digits"
+        )
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
 
 
 def optional(module: str, extra: str, who: str) -> Any:
-    """A library that only some users need, or a sentence that says who needs it and how to get it."""
+    """A library that only some users need, or a sentence that says who needs it and how to get
+    it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -99,7 +116,8 @@ def optional(module: str, extra: str, who: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of another library's message, to stand inside a sentence: what a file made it say may be anything.
+    """The beginning of another library's message, to stand inside a sentence: what a file made it
+    say may be anything.
 
     >>> print(first_line(OSError("no such thing.\\nTraceback: …")))
     no such thing

@@ -1,4 +1,5 @@
-"""What pictures would make a client send, and how far that is from what it sent: shared by refinement and by matching.
+"""What pictures would make a client send, and how far that is from what it sent: shared by
+refinement and by matching.
 
 l2      ‖∇(x) − ĝ‖²
 cosine  1 − ⟨∇(x), ĝ⟩ / (‖∇(x)‖ ‖ĝ‖)          over all tensors that take part
@@ -20,12 +21,16 @@ _NORMS = nn.modules.batchnorm._NormBase
 
 @contextmanager
 def quiet(model: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Derivatives for exactly the parameters in `names`; afterwards flags and buffers are as before.
+    """Derivatives for exactly the parameters in `names`; afterwards flags and buffers are as
+    before.
 
-    Train-mode BatchNorm gets no running statistics to update meanwhile: that costs time at every step, and `vmap` cannot do it.
+    Train-mode BatchNorm gets no running statistics to update meanwhile: that costs time at every
+    step, and `vmap` cannot do it.
     """
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    tracking = [m for m in model.modules() if isinstance(m, _NORMS) and m.training and m.track_running_stats]
+    tracking = [
+        m for m in model.modules() if isinstance(m, _NORMS) and m.training and m.track_running_stats
+    ]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     for norm in tracking:
@@ -80,12 +85,16 @@ def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def main_output(output: Tensor | Sequence[Tensor]) -> Tensor:
-    """The main output of models that return auxiliary ones beside it (GoogLeNet, Inception in train mode)."""
+    """The main output of models that return auxiliary ones beside it (GoogLeNet, Inception in train
+    mode)."""
     return output if isinstance(output, Tensor) else output[0]
 
 
-def with_features(forward: Callable[[Tensor], Tensor], head: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """((B, H) what reaches the head, (B, C) logits) of one pass of `forward`, both differentiable."""
+def with_features(
+    forward: Callable[[Tensor], Tensor], head: nn.Module, images: Tensor
+) -> tuple[Tensor, Tensor]:
+    """((B, H) what reaches the head, (B, C) logits) of one pass of `forward`, both
+    differentiable."""
     with inputs_of(head) as seen:
         logits = main_output(forward(images))
     return seen[-1].flatten(1), logits

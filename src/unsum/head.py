@@ -1,4 +1,5 @@
-"""Head: the last linear layer, its gradient, and the factorization ∇W = U A that every separator starts from."""
+"""Head: the last linear layer, its gradient, and the factorization ∇W = U A that every separator
+starts from."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ from unsum.network.passes import accepted_input
 from unsum.running.sharing import once, version
 from unsum.update import Update
 
-# What may stand between the last linear layer and the output without changing softmax(logits) or its gradient.
+# What may stand between the last linear layer and the output without changing softmax(logits) or
+# its gradient.
 _TRANSPARENT_MODULES = (nn.Identity, nn.Dropout, nn.Flatten, nn.LogSoftmax)
 _TRANSPARENT_CALLS: set[Any] = {
-    torch.flatten, torch.squeeze, torch.nn.functional.dropout, torch.nn.functional.log_softmax, torch.log_softmax,
-    "flatten", "squeeze", "view", "reshape", "contiguous", "float", "log_softmax",
+    torch.flatten, torch.squeeze, torch.nn.functional.dropout, torch.nn.functional.log_softmax,
+    torch.log_softmax, "flatten", "squeeze", "view", "reshape", "contiguous", "float",
+    "log_softmax",
 }  # fmt: skip
 BLOCK = 1 << 22  # values converted to float64 at a time: 32 MB, whatever the gradient's size
-# On a CPU a megabyte of them, which stays in its cache, but rows enough for a product: a quarter faster than a whole copy.
+# On a CPU a megabyte of them, which stays in its cache, but rows enough for a product: a quarter
+# faster than a whole copy.
 _CACHED, _ROWS = 1 << 17, 16
 
 
@@ -35,7 +39,8 @@ _CACHED, _ROWS = 1 << 17, 16
 class Factors:
     """∇W = U A with U (C×R) and A (R×H) of orthonormal rows, R the numerical rank, all in float64.
 
-    `singular_values` are all of ∇W's where the Gram matrix showed them, else the norms of U's columns.
+    `singular_values` are all of ∇W's where the Gram matrix showed them, else the norms of U's
+    columns.
     """
 
     U: Tensor
@@ -45,7 +50,8 @@ class Factors:
 
 @dataclass(frozen=True)
 class Head:
-    """logits = features Wᵀ + b, with the gradient the server received for W and, where there is one, for b."""
+    """logits = features Wᵀ + b, with the gradient the server received for W and, where there is
+    one, for b."""
 
     name: str
     W: Tensor  # (C, H)
@@ -53,7 +59,8 @@ class Head:
     grad_W: Tensor  # (C, H)
     grad_b: Tensor | None  # (C,)
     reduction: str = "mean"
-    divisor: float | None = None  # of a weight delta: grad_W = −delta / divisor; None for a gradient
+    # of a weight delta: grad_W = −delta / divisor; None for a gradient
+    divisor: float | None = None
     # (C, H) what was sent and rounded, where something was taken off it; None for grad_W itself.
     sent_W: Tensor | None = None
     sent_b: Tensor | None = None  # (C,)
@@ -62,14 +69,18 @@ class Head:
     @property
     def of_bias(self) -> tuple[Tensor, Tensor]:
         """(C,) the bias and its gradient, for methods that need both."""
-        return needed(self.b, "The head's bias"), needed(self.grad_b, "The gradient of the head's bias")
+        return needed(self.b, "The head's bias"), needed(
+            self.grad_b, "The gradient of the head's bias"
+        )
 
     @classmethod
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None = None) -> Head:
         """The head of `model` with its gradient out of `update`, both checked to fit."""
         linear = find_head(model)[1]
         asked = str(device), version(linear.weight)
-        return once("head", (model, update, linear.weight), lambda: cls._of(model, update, device), *asked)
+        return once(
+            "head", (model, update, linear.weight), lambda: cls._of(model, update, device), *asked
+        )
 
     @classmethod
     def _of(cls, model: nn.Module, update: Update, device: torch.device | str | None) -> Head:
@@ -77,7 +88,10 @@ class Head:
         name, linear = found.name, found.linear
         update.validate(model)
         # A weight that two layers share (tied embeddings) goes by the first one's name.
-        shared = next((other for other, parameter in model.named_parameters() if parameter is linear.weight), None)
+        shared = next(
+            (other for other, parameter in model.named_parameters() if parameter is linear.weight),
+            None,
+        )
         weight_name = shared or (f"{name}.weight" if name else "weight")
         bias_name = f"{name}.bias" if name else "bias"
         if weight_name not in update.gradients:
@@ -87,13 +101,28 @@ class Head:
             )
         target = device if device is not None else linear.weight.device
         at = str(target), version(linear.weight)
-        W = once("weights", (linear.weight,), lambda: linear.weight.detach().to(target), *at, of_model=True)
+        W = once(
+            "weights",
+            (linear.weight,),
+            lambda: linear.weight.detach().to(target),
+            *at,
+            of_model=True,
+        )
         grad_W = update.gradients[weight_name].detach().to(target)
         sent = {} if update.carried is None else update.carried.sent
-        optional = linear.bias, update.gradients.get(bias_name), sent.get(weight_name), sent.get(bias_name)
-        b, grad_b, sent_W, sent_b = (None if tensor is None else tensor.detach().to(target) for tensor in optional)
+        optional = (
+            linear.bias,
+            update.gradients.get(bias_name),
+            sent.get(weight_name),
+            sent.get(bias_name),
+        )
+        b, grad_b, sent_W, sent_b = (
+            None if tensor is None else tensor.detach().to(target) for tensor in optional
+        )
         divisor = (update.learning_rate or 1.0) if update.kind == "delta" else None
-        return cls(name, W, b, grad_W, grad_b, update.reduction, divisor, sent_W, sent_b, found.check)
+        return cls(
+            name, W, b, grad_W, grad_b, update.reduction, divisor, sent_W, sent_b, found.check
+        )
 
     @property
     def classes(self) -> int:
@@ -102,9 +131,9 @@ class Head:
     def factorize(self, rank: int | None = None, threshold: float | None = None) -> Factors:
         """Factor ∇W through a small Gram matrix in float64, which shows all singular values.
 
-        An SVD of the whole matrix is far slower and needs a float64 copy of it; the Gram matrix needs one pass in
-        blocks. `rank` fixes R; otherwise R counts the singular values above `threshold` (1e-6 of the largest by
-        default).
+        An SVD of the whole matrix is far slower and needs a float64 copy of it; the Gram matrix
+        needs one pass in blocks. `rank` fixes R; otherwise R counts the singular values above
+        `threshold` (1e-6 of the largest by default).
         """
         C, H = self.grad_W.shape
         eigenvalues, vectors = torch.linalg.eigh(gram(self.grad_W))
@@ -118,9 +147,11 @@ class Head:
         return Factors(self.projected(A), A, singular_values)
 
     def factorize_rows(self, rows: Tensor, row_weight: Tensor) -> Factors:
-        """Factor ∇W whose row space the given rows span, without a Gram matrix: three thin products.
+        """Factor ∇W whose row space the given rows span, without a Gram matrix: three thin
+        products.
 
-        The rows' own span is as noisy as they are; a least-squares step over all rows, weighted, averages that out.
+        The rows' own span is as noisy as they are; a least-squares step over all rows, weighted,
+        averages that out.
         """
         A = orthonormal_rows(self.grad_W[rows].double())
         U = self.projected(A) * row_weight[:, None]
@@ -150,21 +181,28 @@ class Head:
 
     def mixed_rows(self, mixing: Tensor) -> Tensor:
         """mixing ∇W (R, H) for mixing (R, C), in float64, block by block."""
-        mixed = torch.zeros(len(mixing), self.grad_W.shape[1], dtype=torch.float64, device=mixing.device)
+        mixed = torch.zeros(
+            len(mixing), self.grad_W.shape[1], dtype=torch.float64, device=mixing.device
+        )
         for rows in self.row_blocks():
             mixed.addmm_(mixing[:, rows], self.grad_W[rows].double())
         return mixed
 
     def column_sums(self) -> Tensor:
-        """(H,) of ∇W, in float64: zero under cross-entropy, up to what the client and the way here added."""
+        """(H,) of ∇W, in float64: zero under cross-entropy, up to what the client and the way here
+        added."""
         ones = torch.ones(1, self.classes, dtype=torch.float64, device=self.grad_W.device)
-        return once("column sums", (self.grad_W,), lambda: self.mixed_rows(ones)[0], version(self.grad_W))
+        return once(
+            "column sums", (self.grad_W,), lambda: self.mixed_rows(ones)[0], version(self.grad_W)
+        )
 
     def row_blocks(self) -> list[slice]:
         """Rows lie together, in memory as in a mapped file: this is the way to stream."""
         C, H = self.grad_W.shape
         most = BLOCK // H
-        return _slices(C, max(1, most if self.grad_W.is_cuda else min(most, max(_ROWS, _CACHED // H))))
+        return _slices(
+            C, max(1, most if self.grad_W.is_cuda else min(most, max(_ROWS, _CACHED // H)))
+        )
 
     def column_blocks(self) -> list[slice]:
         C, H = self.grad_W.shape
@@ -186,7 +224,8 @@ def gram(matrix: Tensor) -> Tensor:
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the span of `rows` (R, H): Cholesky QR twice, all in fast matrix products."""
+    """An orthonormal basis of the span of `rows` (R, H): Cholesky QR twice, all in fast matrix
+    products."""
     basis: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
     for _ in range(3):
         factor, failed = torch.linalg.cholesky_ex(basis @ basis.T)
@@ -209,9 +248,10 @@ class _HeadFound:
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """The name and module of the `nn.Linear` whose output is the model's logits.
 
-    Follows the data flow back from the output (torch.fx), so that the order in which a class happens to define its
-    layers does not matter. Models that cannot be traced are run: the layer is the one whose output they return. A layer that
-    computes something else than its class, or whose output is not the model's, is refused.
+    Follows the data flow back from the output (torch.fx), so that the order in which a class
+    happens to define its layers does not matter. Models that cannot be traced are run: the layer is
+    the one whose output they return. A layer that computes something else than its class, or whose
+    output is not the model's, is refused.
     """
     found = _found(model)
     return found.name, found.linear
@@ -237,7 +277,9 @@ def _find_head(model: nn.Module) -> _HeadFound:
     name = "" if isinstance(model, nn.Linear) else _name_of_head(model)
     linear = model.get_submodule(name)
     if not isinstance(linear, nn.Linear):
-        raise NoHeadError(f"The head {name!r} is a {type(linear).__name__}; unsum needs an nn.Linear.")
+        raise NoHeadError(
+            f"The head {name!r} is a {type(linear).__name__}; unsum needs an nn.Linear."
+        )
     problem = departure(linear)
     if problem is not None:
         raise _no_head(model, f"{name or 'it'!r} {problem}")
@@ -250,7 +292,8 @@ def _find_head(model: nn.Module) -> _HeadFound:
 def _name_of_head(model: nn.Module) -> str:
     try:
         graph = _traced(model)
-    except Exception:  # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
+    except Exception:
+        # tracing runs the user's own forward on proxies: any exception means "cannot be traced"
         return _name_by_passes(model)
     node = output_source(graph)
     while node is not None and _is_transparent(node, model):
@@ -265,7 +308,8 @@ def _name_of_head(model: nn.Module) -> str:
 
 
 def _name_by_passes(model: nn.Module) -> str:
-    """Of a model that cannot be traced; the last Linear by registration where no pass can be made, which proves nothing."""
+    """Of a model that cannot be traced; the last Linear by registration where no pass can be made,
+    which proves nothing."""
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise _no_head(model, "it has no nn.Linear at all")
@@ -278,7 +322,8 @@ def _name_by_passes(model: nn.Module) -> str:
 
 
 def collect_features(model: nn.Module, images: Tensor, head: nn.Linear | None = None) -> Tensor:
-    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no gradient is kept.
+    """(B, H) what reaches the head for `images`, in the mode (train or eval) that `model` is in; no
+    gradient is kept.
 
     Give the `head` where hooks are on the model that must not see the passes by which it is found.
     """
@@ -303,7 +348,8 @@ def trace(model: nn.Module) -> fx.Graph:
 
 def _traced(model: nn.Module) -> fx.Graph:
     def traced() -> fx.Graph:
-        with in_eval_mode(model):  # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
+        # auxiliary classifiers (GoogLeNet, Inception) add outputs in train mode
+        with in_eval_mode(model):
             return fx.Tracer().trace(model)
 
     return once("trace", (model,), traced, of_model=True)
@@ -336,7 +382,7 @@ def head_shape(model: nn.Module) -> tuple[int, int]:
 
 def _no_head(model: nn.Module, reason: str) -> NoHeadError:
     return NoHeadError(
-        f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits are "
-        "the output of an nn.Linear.",
+        f"{type(model).__name__} has no linear head: {reason}; unsum needs a model whose logits "
+        "are the output of an nn.Linear.",
         reason,
     )

@@ -1,4 +1,5 @@
-"""Knowledge: what an attacker is assumed to know besides the model and the update. Printed with every result."""
+"""Knowledge: what an attacker is assumed to know besides the model and the update. Printed with
+every result."""
 
 from __future__ import annotations
 
@@ -20,15 +21,16 @@ CHANGES_MODEL = "Permission to change the model before the client trains: a mali
 class Knowledge:
     """Everything that was granted to the attacker; the defaults grant nothing.
 
-    `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes public photos
-    the attacker used (to train an inverse, say); `auxiliary` are labeled samples of its own, inputs of the model with
-    (N,) class numbers; `public` are inputs that anyone could have, without labels and none of them the client's.
-    `may_change_model` is true for a malicious server. `loss` names what the client minimized: servers
-    that hand out the training program know it; None leaves it open. `training` is how the client trains, where several
-    local steps lie between the weights it was sent and those it sent back. `repeated_rounds` counts the client's updates that are
-    said to be of the same batch. `targets_of_any_kind` are those of a network that is no classifier:
-    masks, or numbers to predict. `carried` is what a momentum had added to the update, and was
-    taken off.
+    `labels` are (B,) class numbers or (B, C) rows of probabilities. `auxiliary_photos` describes
+    public photos the attacker used (to train an inverse, say); `auxiliary` are labeled samples of
+    its own, inputs of the model with (N,) class numbers; `public` are inputs that anyone could
+    have, without labels and none of them the client's. `may_change_model` is true for a malicious
+    server. `loss` names what the client minimized: servers that hand out the training program know
+    it; None leaves it open. `training` is how the client trains, where several local steps lie
+    between the weights it was sent and those it sent back. `repeated_rounds` counts the client's
+    updates that are said to be of the same batch. `targets_of_any_kind` are those of a network that
+    is no classifier: masks, or numbers to predict. `carried` is what a momentum had added to the
+    update, and was taken off.
 
     Examples:
         >>> Knowledge(batch_size=8).granted()
@@ -53,14 +55,20 @@ class Knowledge:
             check_samples(self.batch_size)
         if self.auxiliary is not None:
             images, labels = self.auxiliary
-            if len(images) == 0 or labels.ndim != 1 or len(images) != len(labels) or labels.is_floating_point():
+            if (
+                len(images) == 0
+                or labels.ndim != 1
+                or len(images) != len(labels)
+                or labels.is_floating_point()
+            ):
                 raise UnsumError(
-                    f"auxiliary must be (images, labels) with one whole class number per image, not {tuple(images.shape)} and "
-                    f"{tuple(labels.shape)} of {labels.dtype}."
+                    "auxiliary must be (images, labels) with one whole class number per image, not "
+                    f"{tuple(images.shape)} and {tuple(labels.shape)} of {labels.dtype}."
                 )
         if self.public is not None and len(self.public) < 2:
             raise UnsumError(
-                "Public inputs show what features look like from two of them on; give more, or leave public= out."
+                "Public inputs show what features look like from two of them on; give more, or "
+                "leave public= out."
             )
         if self.labels is None:
             return
@@ -71,7 +79,8 @@ class Knowledge:
         check_samples(len(self.labels))
         if self.batch_size is not None and len(self.labels) != self.batch_size:
             raise UnsumError(
-                f"{len(self.labels)} labels do not fit a batch size of {self.batch_size}; give one of the two."
+                f"{len(self.labels)} labels do not fit a batch size of {self.batch_size}; give one "
+                "of the two."
             )
 
     @property
@@ -81,16 +90,22 @@ class Knowledge:
         return self.batch_size if given is None else len(given)
 
     def targets(self, classes: int) -> Tensor | None:
-        """The granted labels as (B, C) rows of probabilities in float64, checked against the number of classes."""
+        """The granted labels as (B, C) rows of probabilities in float64, checked against the number
+        of classes."""
         if self.labels is None:
             return None
         if self.labels.ndim == 2:
             if self.labels.shape[1] != classes:
-                raise UnsumError(f"labels have {self.labels.shape[1]} columns but the model has {classes} classes.")
+                raise UnsumError(
+                    f"labels have {self.labels.shape[1]} columns but the model has {classes} "
+                    "classes."
+                )
             return self.labels.double()
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= classes:
-            raise UnsumError(f"label {low if low < 0 else high} is outside the model's classes 0…{classes - 1}.")
+            raise UnsumError(
+                f"label {low if low < 0 else high} is outside the model's classes 0…{classes - 1}."
+            )
         return torch.nn.functional.one_hot(self.labels.long(), classes).double()
 
     def granted(self) -> list[str]:
@@ -99,26 +114,36 @@ class Knowledge:
         if self.labels is not None:
             sentences.append("The labels of the batch.")
         if self.targets_of_any_kind is not None:
-            sentences.append("The client's targets (masks, numbers to predict), and nothing of its inputs.")
+            sentences.append(
+                "The client's targets (masks, numbers to predict), and nothing of its inputs."
+            )
         if self.known_batch_size is not None:
             sentences.append(f"The batch size ({self.known_batch_size}).")
         if self.auxiliary_photos:
             sentences.append(f"Public photos: {self.auxiliary_photos}.")
         if self.auxiliary is not None:
             classes = self.auxiliary[1].unique()
-            sentences.append(f"{len(self.auxiliary[0])} labeled samples of its own, of {len(classes)} classes.")
+            sentences.append(
+                f"{len(self.auxiliary[0])} labeled samples of its own, of {len(classes)} classes."
+            )
         if self.public is not None:
             sentences.append(
-                f"{len(self.public)} public inputs, none of them the client's, for what features look like."
+                f"{len(self.public)} public inputs, none of them the client's, for what features "
+                "look like."
             )
         if self.loss is not None:
             sentences.append(f"The client's loss ({self.loss}).")
         if self.repeated_rounds > 1:
-            sentences.append(f"{self.repeated_rounds} updates of the client, and that they are of the same batch.")
+            sentences.append(
+                f"{self.repeated_rounds} updates of the client, and that they are of the same "
+                "batch."
+            )
         if self.carried is not None:
             known = "" if self.carried.found else f", and its momentum ({self.carried.momentum:g})"
             sentences.append(f"The client's update of the round before{known}.")
-        if self.training is not None and (self.training.several_steps or self.training.weight_decay):
+        if self.training is not None and (
+            self.training.several_steps or self.training.weight_decay
+        ):
             sentences.append(self.training.described())
         if self.may_change_model:
             sentences.append(CHANGES_MODEL)

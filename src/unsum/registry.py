@@ -1,7 +1,9 @@
-"""Name → method, one registry per family; a second method of the same name is refused, never silently preferred.
+"""Name → method, one registry per family; a second method of the same name is refused, never
+silently preferred.
 
-Other packages join by an entry point of the family's group (`unsum.attacks`, `unsum.defenses`, …) that names a module which
-registers its methods when it is imported. They are imported when a registry is listed, or asked for a name that it lacks.
+Other packages join by an entry point of the family's group (`unsum.attacks`, `unsum.defenses`, …)
+that names a module which registers its methods when it is imported. They are imported when a
+registry is listed, or asked for a name that it lacks.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from unsum.errors import check_name
 
 Method = TypeVar("Method")
 COMMANDS = (
-    "unsum.commands"  # the group of entry points that name no methods but commands; see `unsum.commands.installed`
+    # the group of entry points that name no methods but commands; see `unsum.commands.installed`
+    "unsum.commands"
 )
-PROBLEMS: list[str] = []  # a sentence for every plug-in that could not be loaded; commands that list methods print them
-# Modules of ours that register methods of a family and stand above the package that has its registry.
+# a sentence for every plug-in that could not be loaded; commands that list methods print them
+PROBLEMS: list[str] = []
+# Modules of ours that register methods of a family and stand above the package that has its
+# registry.
 _HOMES = {
     "attack": ("unsum.separate", "unsum.spans"),
     "row of auto": ("unsum.attack.rows",),
@@ -44,7 +49,8 @@ class Registry(Generic[Method]):
 
     >>> rules = Registry("label rule")
     >>> @rules.register("first", summary="always class 0")
-    ... def first(): return 0
+    ... def first():
+    ...     return 0
     >>> rules["first"]()
     0
     """
@@ -59,7 +65,8 @@ class Registry(Generic[Method]):
             raise ValueError(f"the {self.family} {name!r} is registered already")
 
         def add(method: Method) -> Method:
-            # The module of a function or class, also of one that a family wraps in an object of its own (`.find`).
+            # The module of a function or class, also of one that a family wraps in an object of its
+            # own (`.find`).
             origin = str(getattr(getattr(method, "find", method), "__module__", ""))
             self._entries[name] = Entry(name, method, summary, needs, origin)
             return method
@@ -83,7 +90,8 @@ class Registry(Generic[Method]):
 
 
 def load_plugins(group: str | None) -> None:
-    """Import every module that an entry point of this group names, once; one that fails is noted, and the others go on."""
+    """Import every module that an entry point of this group names, once; one that fails is noted,
+    and the others go on."""
     if group is None or group in _loaded:
         return
     _loaded.add(group)
@@ -91,14 +99,17 @@ def load_plugins(group: str | None) -> None:
 
 
 def named_by(group: str) -> dict[str, Any]:
-    """What the entry points of this group name, by their names; one that fails is noted, and the others go on."""
+    """What the entry points of this group name, by their names; one that fails is noted, and the
+    others go on."""
     found: dict[str, Any] = {}
     for point in entry_points(group=group):
         try:
             found[point.name] = point.load()
         except Exception as error:  # whatever another package does wrong must not stop an audit
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            PROBLEMS.append(f"The plug-in {point.name!r} ({point.value}) could not be loaded: {reason}")
+            PROBLEMS.append(
+                f"The plug-in {point.name!r} ({point.value}) could not be loaded: {reason}"
+            )
     return found
 
 

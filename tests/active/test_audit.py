@@ -1,4 +1,5 @@
-"""A malicious server in an audit: pictures beside labels, and the permission in red wherever a report speaks of it."""
+"""A malicious server in an audit: pictures beside labels, and the permission in red wherever a
+report speaks of it."""
 
 from __future__ import annotations
 
@@ -26,8 +27,13 @@ def imprinted() -> unsum.Audit:
 
 
 def test_pictures_stand_beside_their_own_features(imprinted: unsum.Audit) -> None:
-    """BatchNorm in train mode: the pictures' features are only nearly those of the round, and still find their rows."""
-    sure = [row for row in imprinted.samples if row.found is not None and bool(imprinted.leak.inputs_exact[row.found])]
+    """BatchNorm in train mode: the pictures' features are only nearly those of the round, and still
+    find their rows."""
+    sure = [
+        row
+        for row in imprinted.samples
+        if row.found is not None and bool(imprinted.leak.inputs_exact[row.found])
+    ]
     assert len(sure) >= 5
     assert all(row.psnr > 60 and row.feature_error < 1e-3 for row in sure)
     assert imprinted.scores["label_correct"] == 1.0
@@ -40,9 +46,15 @@ def test_the_permission_is_granted_and_shown_in_red(imprinted: unsum.Audit) -> N
     assert CHANGES_MODEL in imprinted.granted
     assert f'<li class="malicious">{CHANGES_MODEL}</li>' in render(imprinted)
     assert f"- 🔴 **{CHANGES_MODEL.rstrip('.')}" in render_markdown(imprinted)
-    console = Console(record=True, width=200, color_system="truecolor", force_terminal=True, file=StringIO())
+    console = Console(
+        record=True, width=200, color_system="truecolor", force_terminal=True, file=StringIO()
+    )
     console.print(_setting_table(imprinted))
-    line = next(line for line in console.export_text(styles=True).splitlines() if "Permission to change" in line)
+    line = next(
+        line
+        for line in console.export_text(styles=True).splitlines()
+        if "Permission to change" in line
+    )
     assert "\x1b[1;31m" in line
 
 
@@ -76,7 +88,9 @@ def test_batch_norm_counts_nothing(convolutional: nn.Sequential) -> None:
 
 def test_what_does_not_go_together() -> None:
     with pytest.raises(UnsumError, match="only before the client trains"):
-        unsum.audit(nn.Linear(3, 2), update=unsum.Update({"weight": torch.ones(2, 3)}), server="imprint")
+        unsum.audit(
+            nn.Linear(3, 2), update=unsum.Update({"weight": torch.ones(2, 3)}), server="imprint"
+        )
     with pytest.raises(UnsumError, match="There is no server 'inprint'"):
         unsum.audit(batch=2, server="inprint")
 
@@ -85,7 +99,17 @@ def test_what_does_not_go_together() -> None:
 def test_the_command_line(tmp_path: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(
-        app, ["audit", "--server", "traps:rows=64", "--batch", "3", "--no-compare", "--out", str(tmp_path / "report")]
+        app,
+        [
+            "audit",
+            "--server",
+            "traps:rows=64",
+            "--batch",
+            "3",
+            "--no-compare",
+            "--out",
+            str(tmp_path / "report"),
+        ],
     )
     assert done.exit_code == 0, done.output
     assert "malicious server" in (tmp_path / "report" / "report.md").read_text("utf-8")
@@ -93,6 +117,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert '"imprint"' in listed.output
     assert '"traps"' in listed.output
     swept = runner.invoke(
-        app, ["audit", "--server", "imprint", "--sweep", "noise=1e-5..1e-3", "--out", str(tmp_path / "s")]
+        app,
+        [
+            "audit",
+            "--server",
+            "imprint",
+            "--sweep",
+            "noise=1e-5..1e-3",
+            "--out",
+            str(tmp_path / "s"),
+        ],
     )
     assert "A sweep is of honest servers" in str(swept.exception)

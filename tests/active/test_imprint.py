@@ -47,7 +47,8 @@ def test_every_sample_alone_in_its_bin_is_read_and_certified_and_no_other(
         assert len(set(partner.tolist())) == len(partner)
         assert set(partner.tolist()) <= hits
         missed += len(hits - set(partner.tolist()))
-    # Off the grid only the witness tells, and now and then a sample's effect on it vanishes by chance (one of 160 here).
+    # Off the grid only the witness tells, and now and then a sample's effect on it vanishes by
+    # chance (one of 160 here).
     assert missed <= (0 if grid else 2)
 
 
@@ -124,7 +125,8 @@ def test_one_sample_copies_and_a_crowd(plain: nn.Sequential) -> None:
 
 
 def test_a_mixture_off_the_grid_is_told_by_the_witness_alone(plain: nn.Sequential) -> None:
-    """Two samples in one bin, with positive weights: possible pixels, the right bin, and still not vouched for."""
+    """Two samples in one bin, with positive weights: possible pixels, the right bin, and still not
+    vouched for."""
     changed, reader = active.modify(plain, "imprint:bins=4", shape=SHAPE)
     flagged = 0
     for seed in range(20):
@@ -140,7 +142,9 @@ def test_local_steps_are_answered_honestly(plain: nn.Sequential) -> None:
     changed, reader = active.modify(plain, shape=SHAPE)
     x = cut(8, seed=5)
     for rate, epochs in ((1.0, 1), (0.1, 3), (0.001, 2)):
-        update = unsum.capture_local(changed, x, torch.arange(8), learning_rate=rate, epochs=epochs, batch_size=4)
+        update = unsum.capture_local(
+            changed, x, torch.arange(8), learning_rate=rate, epochs=epochs, batch_size=4
+        )
         found = reader.read(update)
         if bool(found.exact.any()):
             assert float(distances(found.inputs[found.exact], x).max(1).values.min()) > 40
@@ -150,9 +154,12 @@ def test_local_steps_are_answered_honestly(plain: nn.Sequential) -> None:
 
 
 @pytest.mark.parametrize(
-    "defense", [unsum.Noise(1e-3), unsum.Noise(1e-6), unsum.Float16(), unsum.Prune(0.9), unsum.Sign()]
+    "defense",
+    [unsum.Noise(1e-3), unsum.Noise(1e-6), unsum.Float16(), unsum.Prune(0.9), unsum.Sign()],
 )
-def test_defended_updates_are_never_vouched_for_wrongly(plain: nn.Sequential, defense: unsum.Noise) -> None:
+def test_defended_updates_are_never_vouched_for_wrongly(
+    plain: nn.Sequential, defense: unsum.Noise
+) -> None:
     changed, reader = active.modify(plain, shape=SHAPE)
     x = cut(12, seed=7, grid=False)
     torch.manual_seed(0)
@@ -169,7 +176,8 @@ def test_auxiliary_inputs_and_other_queries(plain: nn.Sequential) -> None:
         assert int(found.exact.sum()) == int(alone_in_bins(reader, x).sum()) >= 8
         assert "600 auxiliary inputs" in reader.photos
     counts = torch.bincount(
-        torch.bucketize(own.flatten(1).double() @ reader.h.double(), reader.thresholds), minlength=129
+        torch.bucketize(own.flatten(1).double() @ reader.h.double(), reader.thresholds),
+        minlength=129,
     )
     assert int(counts[1:].max()) <= 8  # 600 / 128 bins are 4.7 each
 
@@ -177,13 +185,17 @@ def test_auxiliary_inputs_and_other_queries(plain: nn.Sequential) -> None:
 def test_the_expected_number_of_hits() -> None:
     """By hand for two samples and two bins, and by simulation."""
     assert active.chance_of_hits(2, 2) == 1.0  # one half of the time both are alone
-    assert math.isclose(active.chance_of_hits(2, 2, auxiliary=1), 2 / 3)  # of the three fillings one
+    # of the three fillings one
+    assert math.isclose(active.chance_of_hits(2, 2, auxiliary=1), 2 / 3)
     generator = torch.Generator().manual_seed(0)
     fair, ranked = [], []
     for _ in range(2000):
         bins = torch.randint(128, (64,), generator=generator)
         fair.append(int((torch.bincount(bins) == 1).sum()))
-        thresholds, values = torch.rand(127, generator=generator).sort().values, torch.rand(64, generator=generator)
+        thresholds, values = (
+            torch.rand(127, generator=generator).sort().values,
+            torch.rand(64, generator=generator),
+        )
         ranked.append(int((torch.bincount(torch.bucketize(values, thresholds)) == 1).sum()))
     assert abs(sum(fair) / 2000 - active.chance_of_hits(64, 128)) < 0.3
     assert abs(sum(ranked) / 2000 - active.chance_of_hits(64, 128, auxiliary=127)) < 0.3

@@ -28,11 +28,14 @@ def test_rows_are_halves_of_the_same_magnitudes() -> None:
 
 
 def test_the_factor_is_fitted_to_the_number_of_pixels() -> None:
-    """Inputs of independent pixels excite a row as often as a Gaussian exceeds 1.5: one time in fifteen."""
+    """Inputs of independent pixels excite a row as often as a Gaussian exceeds 1.5: one time in
+    fifteen."""
     generator = torch.Generator().manual_seed(0)
     for size in (768, 12288):
         x = (0.447 + 0.23 * torch.randn(200, size, generator=generator)).clamp(0, 1)
-        W = trap_rows(200, size, fitted_factor(size, float(x.mean()), float(x.std(1).mean())), 0.5, generator)
+        W = trap_rows(
+            200, size, fitted_factor(size, float(x.mean()), float(x.std(1).mean())), 0.5, generator
+        )
         share = float((x @ W.T > 0).float().mean())
         assert 0.05 < share < 0.09
 
@@ -44,7 +47,8 @@ def test_what_rows_agree_on_is_a_photo(plain: nn.Sequential, grid: bool) -> None
         x = cut(12, seed, grid=grid)
         changed, reader = active.modify(plain, "traps", shape=SHAPE, seed=seed)
         found = reader.read(unsum.capture(changed, x, torch.arange(12)))
-        assert torch.equal(found.exact, on_grid(found.inputs.double()))  # elsewhere siblings may share a row
+        # elsewhere siblings may share a row
+        assert torch.equal(found.exact, on_grid(found.inputs.double()))
         assert not grid or bool(found.exact.all())
         psnr, partner = distances(found.inputs, x).max(1)
         assert float(psnr.min()) > 60
@@ -54,7 +58,8 @@ def test_what_rows_agree_on_is_a_photo(plain: nn.Sequential, grid: bool) -> None
 
 
 def test_rows_that_several_samples_excite_are_not_vouched_for(plain: nn.Sequential) -> None:
-    """With a factor of one half of the samples excite every row: nearly all readings are mixtures."""
+    """With a factor of one half of the samples excite every row: nearly all readings are
+    mixtures."""
     x = cut(16, seed=2, grid=False)
     changed, reader = active.modify(plain, "traps:factor=1.0", shape=SHAPE)
     found = reader.read(unsum.capture(changed, x, torch.arange(16)))

@@ -23,14 +23,16 @@ def client() -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def play(client: TestClient) -> Play:
-    """The last answers to a round with the first `count` embedded photos: the result, and its last ceiling."""
+    """The last answers to a round with the first `count` embedded photos: the result, and its last
+    ceiling."""
 
     def last(count: int = 8, **order: Any) -> dict[str, Any]:
         photos = [{"id": f"embedded-{i}"} for i in range(count)]
         response = client.post("/api/round", json={"photos": photos} | order)
         assert response.status_code == 200, response.text
         answers = [json.loads(line) for line in response.text.splitlines()]
-        answers = [answer for answer in answers if answer["kind"] != "search"]  # a busy machine takes longer
+        # a busy machine takes longer
+        answers = [answer for answer in answers if answer["kind"] != "search"]
         result = [answer for answer in answers if answer["kind"] == "result"][-1]
         assert result["final"]
         assert (answers[-1]["kind"], answers[-1]["final"]) == ("bound", True)

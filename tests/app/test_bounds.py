@@ -1,4 +1,5 @@
-"""Ceilings on the live page: from few pairs of worlds to many, kept over a slider's moves, and never green before they are."""
+"""Ceilings on the live page: from few pairs of worlds to many, kept over a slider's moves, and
+never green before they are."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def order(noise: float | None, photos: int = 2) -> Order:
     images = torch.rand(photos, 3, 8, 8, generator=generator)
     names = [f"photo {i}" for i in range(photos)]
     batch = Batch(images, torch.arange(photos) % 3, names, ["one", "two", "three"])
-    return Order(batch, [f"key {i}" for i in range(photos)], None if noise is None else Noise(noise))
+    return Order(
+        batch, [f"key {i}" for i in range(photos)], None if noise is None else Noise(noise)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,9 @@ def test_no_figure_is_green_before_every_ceiling_is_below_the_level(
     """Slices are short, so that the ceiling is seen as it narrows."""
     monkeypatch.setattr(narrowing, "SLICE", 1e-3)
     answers = list(rounds.play(LoadedModel(model, "dense", 8), order(30.0), CPU))
-    verdicts = [(a["ceiling"], a["verdict"]["state"]) for a in answers if a["kind"] in ("result", "bound")]
+    verdicts = [
+        (a["ceiling"], a["verdict"]["state"]) for a in answers if a["kind"] in ("result", "bound")
+    ]
     assert verdicts[0][0] is None  # the first look comes before any pair
     highest = [ceiling["highest"] for ceiling, _ in verdicts if ceiling is not None]
     assert highest == sorted(highest, reverse=True)
@@ -83,7 +88,8 @@ def test_another_noise_goes_on_with_the_pairs_that_were_drawn(model: nn.Module) 
     assert second.done
     assert second.bound is not None
     assert second.bound.pairs == first.bound.pairs
-    assert len(played) - drawn <= 2  # labels' alternatives at most, where hundreds of pairs were played before
+    # labels' alternatives at most, where hundreds of pairs were played before
+    assert len(played) - drawn <= 2
     assert second.bound.highest < first.bound.highest
     other = kept.of(model, order(30.0, photos=3), CPU, 0)
     other.further()
@@ -134,8 +140,11 @@ def test_interrupted_statistics_are_put_back() -> None:
     assert float(own[2].running_mean.abs().max()) == 0.0
 
 
-def test_a_label_is_called_right_where_it_is_the_true_one(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels are counted from the best of all attacks, whose sample need not be the one that is shown."""
+def test_a_label_is_called_right_where_it_is_the_true_one(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels are counted from the best of all attacks, whose sample need not be the one that is
+    shown."""
     monkeypatch.setattr(narrowing, "LONGEST", 0.0)
     right = 0
     for noise in (0.03, 0.1, 0.3):

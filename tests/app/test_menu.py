@@ -8,7 +8,8 @@ from unsum.app.order import menu, offer
 from unsum.defend import DEFENSES
 from unsum.errors import UnsumError
 
-# By name: the menu itself takes seconds, for what DP-SGD promises, and every process collects this file.
+# By name: the menu itself takes seconds, for what DP-SGD promises, and every process collects this
+# file.
 OFFERED = [entry.name for entry in DEFENSES if entry.name not in ("secagg", "soteria")]
 
 

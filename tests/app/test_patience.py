@@ -1,4 +1,5 @@
-"""Visitors that say nothing, or too much: everybody else still gets the page, and nobody reads a refused upload to its end."""
+"""Visitors that say nothing, or too much: everybody else still gets the page, and nobody reads a
+refused upload to its end."""
 
 from __future__ import annotations
 
@@ -69,12 +70,15 @@ def test_neither_do_connections_that_asked_once_and_then_halve_a_request(port: i
         assert _status(port) == 200
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_does_not_come_is_not_waited_for(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("unsum.app.guard.PatientProtocol.header_seconds", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
         silent.sendall(b"GET / HTTP/1.1\r\n")
         with contextlib.suppress(ConnectionResetError):
-            assert silent.recv(1) == b""  # closed; without a limit this waits until its own 5 s are over
+            # closed; without a limit this waits until its own 5 s are over
+            assert silent.recv(1) == b""
 
 
 @pytest.mark.parametrize("headers", [PAGE, {}])  # too long, and not the page's own

@@ -1,4 +1,5 @@
-"""What the server refuses, and how: one sentence, the right status, and no way to the file system or from other sites."""
+"""What the server refuses, and how: one sentence, the right status, and no way to the file system
+or from other sites."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ def encoded(kind: str = "JPEG", size: tuple[int, int] = (300, 200)) -> bytes:
     return buffer.getvalue()
 
 
-def upload(client: TestClient, content: bytes, name: str = "photo.jpg", page: str = "upload-page-of-tests") -> Any:
-    return client.post("/api/photos", params={"name": name}, content=content, headers={"X-Unsum-Page": page})
+def upload(
+    client: TestClient, content: bytes, name: str = "photo.jpg", page: str = "upload-page-of-tests"
+) -> Any:
+    return client.post(
+        "/api/photos", params={"name": name}, content=content, headers={"X-Unsum-Page": page}
+    )
 
 
 class TestPhotos:
@@ -48,13 +53,25 @@ class TestPhotos:
 
     @pytest.mark.parametrize(
         "content",
-        [b"", b"no picture", encoded("BMP"), encoded("GIF"), encoded("PNG")[:200], b"<svg/>", b"%!PS\n"],
+        [
+            b"",
+            b"no picture",
+            encoded("BMP"),
+            encoded("GIF"),
+            encoded("PNG")[:200],
+            b"<svg/>",
+            b"%!PS\n",
+        ],
         ids=["empty", "text", "bmp", "gif", "truncated", "svg", "postscript"],
     )
-    def test_what_is_no_photo_is_refused_in_a_sentence(self, client: TestClient, content: bytes) -> None:
+    def test_what_is_no_photo_is_refused_in_a_sentence(
+        self, client: TestClient, content: bytes
+    ) -> None:
         refused = upload(client, content, "holiday.jpg")
         assert refused.status_code == 422
-        assert refused.json()["error"].startswith("'holiday.jpg' cannot be read as a JPEG, PNG or WebP photo")
+        assert refused.json()["error"].startswith(
+            "'holiday.jpg' cannot be read as a JPEG, PNG or WebP photo"
+        )
 
     def test_a_bomb_is_refused_before_it_is_unpacked(self, client: TestClient) -> None:
         buffer = io.BytesIO()
@@ -71,12 +88,17 @@ class TestPhotos:
 
     def test_too_many_photos(self, client: TestClient) -> None:
         small = encoded("PNG", (8, 8))
-        keys = [upload(client, small, page="page-with-many-photos").json()["id"] for _ in range(shelf.MOST_OWN)]
+        keys = [
+            upload(client, small, page="page-with-many-photos").json()["id"]
+            for _ in range(shelf.MOST_OWN)
+        ]
         refused = upload(client, small, page="page-with-many-photos")
         assert refused.status_code == 422
         assert "holds 16 photos of your own already" in refused.json()["error"]
         assert len(set(keys)) == shelf.MOST_OWN
-        removed = client.delete(f"/api/photos/{keys[0]}", headers={"X-Unsum-Page": "page-with-many-photos"})
+        removed = client.delete(
+            f"/api/photos/{keys[0]}", headers={"X-Unsum-Page": "page-with-many-photos"}
+        )
         assert removed.status_code == 204
         assert upload(client, small, page="page-with-many-photos").status_code == 201
 
@@ -99,7 +121,9 @@ class TestPhotos:
             (HOSTILE[1], HOSTILE[1]),
         ],
     )
-    def test_a_name_is_text_and_nothing_else(self, client: TestClient, name: str, title: str) -> None:
+    def test_a_name_is_text_and_nothing_else(
+        self, client: TestClient, name: str, title: str
+    ) -> None:
         added = upload(client, encoded("PNG", (8, 8)), name, f"page-for-a-name-{abs(hash(name))}")
         assert added.json()["title"] == title
 
@@ -125,12 +149,20 @@ class TestOrders:
             ({"photos": [{"id": "embedded-0", "label": "nonsense"}]}, "no label 'nonsense'"),
             ({"photos": [{"id": "embedded-0"}], "same_label": 2}, "At most 1 photos"),
             ({"photos": [{"id": "embedded-0"}], "same_label": 0.5}, "whole number"),
-            ({"photos": [{"id": "embedded-0"}], "defense": {"name": "nosie"}}, "did you mean 'noise'"),
-            ({"photos": [{"id": "embedded-0"}], "defense": {"name": "noise", "stop": 99}}, "25 stops"),
+            (
+                {"photos": [{"id": "embedded-0"}], "defense": {"name": "nosie"}},
+                "did you mean 'noise'",
+            ),
+            (
+                {"photos": [{"id": "embedded-0"}], "defense": {"name": "noise", "stop": 99}},
+                "25 stops",
+            ),
             ({"photos": [{"id": "embedded-0"}], "defense": "noise"}, "'name' must be a text"),
         ],
     )
-    def test_a_wrong_order_is_one_sentence(self, client: TestClient, order: Any, sentence: str) -> None:
+    def test_a_wrong_order_is_one_sentence(
+        self, client: TestClient, order: Any, sentence: str
+    ) -> None:
         refused = client.post("/api/round", json=order)
         assert refused.status_code == 422
         assert sentence in refused.json()["error"]
@@ -143,7 +175,8 @@ class TestOrders:
 
 class TestGuard:
     @pytest.mark.parametrize(
-        "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
+        "host",
+        ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"],
     )
     def test_a_foreign_host_is_refused(self, client: TestClient, host: str) -> None:
         refused = client.get("/api/setting", headers={"Host": host})
@@ -157,17 +190,34 @@ class TestGuard:
     @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
     def test_another_sites_page_is_refused(self, client: TestClient, origin: str) -> None:
         assert client.post("/api/round", json={}, headers={"Origin": origin}).status_code == 403
-        assert client.post("/api/round", json={}, headers={"Origin": "http://127.0.0.1:8765"}).status_code == 422
+        assert (
+            client.post(
+                "/api/round", json={}, headers={"Origin": "http://127.0.0.1:8765"}
+            ).status_code
+            == 422
+        )
 
     @pytest.mark.parametrize(
         "origin",
-        ["http://evil.localhost:8000", "http://localhost:8000.evil", "http://localhost:80001", "http://localhost"],
+        [
+            "http://evil.localhost:8000",
+            "http://localhost:8000.evil",
+            "http://localhost:80001",
+            "http://localhost",
+        ],
     )
-    def test_an_origin_that_only_resembles_the_host_is_another_site(self, client: TestClient, origin: str) -> None:
+    def test_an_origin_that_only_resembles_the_host_is_another_site(
+        self, client: TestClient, origin: str
+    ) -> None:
         asked = {"Host": "localhost:8000", "Origin": origin}
         refused = client.post("/api/round", json={}, headers=asked)
-        assert (refused.status_code, refused.json()["error"]) == (403, "This server answers its own pages alone.")
-        own = client.post("/api/round", json={}, headers=asked | {"Origin": "http://localhost:8000"})
+        assert (refused.status_code, refused.json()["error"]) == (
+            403,
+            "This server answers its own pages alone.",
+        )
+        own = client.post(
+            "/api/round", json={}, headers=asked | {"Origin": "http://localhost:8000"}
+        )
         assert own.status_code == 422  # let in, and an empty order is none
 
     def test_a_form_of_another_site_lacks_the_pages_name(self, client: TestClient) -> None:
@@ -179,7 +229,9 @@ class TestGuard:
     def test_every_answer_carries_the_policy(self, client: TestClient, path: str) -> None:
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; img-src data:;")
+        assert policy.startswith(
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:;"
+        )
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
         assert headers["x-content-type-options"] == "nosniff"
@@ -187,7 +239,8 @@ class TestGuard:
         assert headers["cache-control"] == "no-store"
 
     @pytest.mark.parametrize(
-        "path", ["/../pyproject.toml", "/%2e%2e/server.py", "/page.js/../server.py", "/..%2fserver.py"]
+        "path",
+        ["/../pyproject.toml", "/%2e%2e/server.py", "/page.js/../server.py", "/..%2fserver.py"],
     )
     def test_no_path_leads_to_a_file(self, client: TestClient, path: str) -> None:
         assert "import" not in client.get(path).text.split("\n")[0]
@@ -198,8 +251,13 @@ class TestGuard:
         assert html.count("<script") == 1
         assert "<style" not in html
         assert " style=" not in html
-        assert not any(f" on{event}=" in html for event in ("click", "load", "change", "input", "error"))
-        scripts = [client.get(f"/{name}.js").text for name in ("page", "photos", "result", "history")]
         assert not any(
-            "innerHTML" in script or "insertAdjacent" in script or "http://127" in script for script in scripts
+            f" on{event}=" in html for event in ("click", "load", "change", "input", "error")
+        )
+        scripts = [
+            client.get(f"/{name}.js").text for name in ("page", "photos", "result", "history")
+        ]
+        assert not any(
+            "innerHTML" in script or "insertAdjacent" in script or "http://127" in script
+            for script in scripts
         )

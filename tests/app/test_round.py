@@ -21,7 +21,9 @@ Play = Callable[..., dict[str, Any]]
 KINDS = ["stage", "stage", "result", "bound"]  # the attack is certain, and no noise hides anything
 
 
-def test_the_default_batch_comes_back_as_in_an_audit(play: Play, default_audit: unsum.Audit) -> None:
+def test_the_default_batch_comes_back_as_in_an_audit(
+    play: Play, default_audit: unsum.Audit
+) -> None:
     result = play()
     assert [answer["kind"] for answer in result["answers"]] == KINDS  # no first look: no defense
     assert result["certificate"] is True
@@ -55,7 +57,8 @@ def test_one_photo_is_a_batch(play: Play) -> None:
     result = play(1)
     assert result["found"].startswith("1 distinct sample;")
     assert result["verdict"]["headline"] == (
-        "This update gives away the features of its picture (32,768 features for 49,152 numbers), and a part of its picture."
+        "This update gives away the features of its picture (32,768 features for 49,152 numbers), "
+        "and a part of its picture."
     )
 
 
@@ -107,11 +110,14 @@ def test_blends_are_shown_and_compared_with_where_photos_are_mixed(play: Play) -
 
 
 def test_dp_is_played_with_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch's own would be refused. What comes then is the attack of any noisy round, half a minute long."""
+    """The batch's own would be refused. What comes then is the attack of any noisy round, half a
+    minute long."""
     monkeypatch.setattr(rounds, "_is_certain", lambda *_: True)  # no first look
     photos = embedded_batch(2, image_size=128)
     loaded = load_model("default", classes=len(photos.class_names))
-    answers = rounds.play(loaded, Order(photos, ["one", "two"], unsum.DPSGD(0.01)), torch.device("cpu"))
+    answers = rounds.play(
+        loaded, Order(photos, ["one", "two"], unsum.DPSGD(0.01)), torch.device("cpu")
+    )
     assert [next(answers)["sentence"] for _ in range(2)] == [
         "The client computes its update",
         "The server runs the whole attack",

@@ -62,9 +62,14 @@ serve(browser=False, say=say)
 
 @pytest.mark.long
 def test_ctrl_c_at_the_very_moment_of_the_address_stops_it_in_order() -> None:
-    # In a process of its own: signals and event loops of this one belong to the other tests as well.
+    # In a process of its own: signals and event loops of this one belong to the other tests as
+    # well.
     ended = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", _INTERRUPTED],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     address, *rest = ended.stdout.splitlines()
     assert address.startswith("unsum is at http://127.0.0.1:")

@@ -114,7 +114,8 @@ def test_errors_become_sentences(caplog: pytest.LogCaptureFixture) -> None:
     first, second = run(answers())
     assert first == {"kind": "error", "sentence": "Do this instead."}
     assert "the terminal" in second["sentence"]
-    assert "ZeroDivisionError" in caplog.text  # the defect itself is for the terminal, not for the page
+    # the defect itself is for the terminal, not for the page
+    assert "ZeroDivisionError" in caplog.text
 
 
 def searching() -> Generator[Answer, None, None]:

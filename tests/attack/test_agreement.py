@@ -1,4 +1,5 @@
-"""An answer that contradicts the declared number, or labels that were counted, never stands before one that does not."""
+"""An answer that contradicts the declared number, or labels that were counted, never stands before
+one that does not."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def told(*, batch_size: int | None = 4, training: bool = True) -> unsum.Update:
     return unsum.Update.from_delta(delta, 0.2, training=steps)
 
 
-def chosen(update: unsum.Update, first: Leak, *others: Leak, counts: LabelCounts | None = None) -> Leak:
+def chosen(
+    update: unsum.Update, first: Leak, *others: Leak, counts: LabelCounts | None = None
+) -> Leak:
     tried = [Attempt(one.method, one) for one in (first, *others)]
     return agreeing(update, AttackOptions(), replace(first, tried=tried, label_counts=counts))
 
@@ -45,8 +48,8 @@ def test_ten_samples_of_ten_classes_do_not_win_over_the_eight_of_two_steps_of_fo
     found = chosen(told(), ten, eight)
     assert (found.method, found.labels.tolist()) == ("spans", RIGHT)
     assert found.notes[0] == (
-        "The answer of 'adaptive' has 10 samples where 5 to 8 were declared; that of 'spans' does not contradict it, "
-        "so it is given."
+        "The answer of 'adaptive' has 10 samples where 5 to 8 were declared; that of 'spans' does "
+        "not contradict it, so it is given."
     )
     assert [attempt.method for attempt in found.tried] == ["adaptive", "spans"]
 
@@ -67,11 +70,17 @@ def test_a_worthless_answer_wins_over_nothing() -> None:
 
 
 def test_a_certificate_stands() -> None:
-    assert chosen(told(), leak_of(WRONG, 1e-5, "exact", exact=True), leak_of(RIGHT, 1e-2, "spans")).method == "exact"
+    assert (
+        chosen(
+            told(), leak_of(WRONG, 1e-5, "exact", exact=True), leak_of(RIGHT, 1e-2, "spans")
+        ).method
+        == "exact"
+    )
 
 
 def test_what_is_declared() -> None:
-    assert declared_number(told(), AttackOptions()) == range(5, 9)  # the last of two steps of 4 may see fewer
+    # the last of two steps of 4 may see fewer
+    assert declared_number(told(), AttackOptions()) == range(5, 9)
     assert declared_number(told(), AttackOptions(batch_size=6)) == range(6, 7)
     assert declared_number(told(training=False), AttackOptions()) is None
     eight = leak_of(RIGHT, 1e-2, "spans")

@@ -52,7 +52,9 @@ def test_granted_knowledge_is_recorded() -> None:
 def test_pictures_make_the_public_photos_part_of_what_was_granted() -> None:
     model = load_model("default", classes=20).model
     heard = Heard()
-    leak = attack(model, capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1])), progress=heard)
+    leak = attack(
+        model, capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1])), progress=heard
+    )
     assert leak.images is not None
     assert leak.images.shape == (2, 3, 128, 128)
     assert any("Public photos" in sentence for sentence in leak.knowledge.granted())
@@ -113,7 +115,8 @@ def test_contradictory_wishes_are_refused() -> None:
 
 def test_pictures_are_refined_where_that_is_asked_for(monkeypatch) -> None:
     module = importlib.import_module("unsum.attack.pictures")
-    monkeypatch.setattr(module, "refine_pictures", partial(refine_pictures, steps=25))  # enough to see it happen
+    # enough to see it happen
+    monkeypatch.setattr(module, "refine_pictures", partial(refine_pictures, steps=25))
     model = load_model("default", classes=20).model.train()
     update = capture(model, torch.rand(2, 3, 128, 128), torch.tensor([0, 1]))
     heard = Heard()

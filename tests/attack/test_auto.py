@@ -1,4 +1,5 @@
-"""The one place that chooses: what is tried in which order, what is not tried, and what methods no longer do by themselves."""
+"""The one place that chooses: what is tried in which order, what is not tried, and what methods no
+longer do by themselves."""
 
 from __future__ import annotations
 
@@ -48,13 +49,25 @@ def crowd() -> tuple[nn.Module, unsum.Update, Tensor]:
 def test_the_list_can_be_read() -> None:
     order = [one.method for one in rows()]
     assert order[:7] == ["text", "exact", "tokens", "spans", "local-steps", "crowded", "crowded"]
-    assert order[7:] == ["exact", "exact", "uneven", "adaptive", "fgla", "spans", "ratio", "label rules", "exact"]
+    assert order[7:] == [
+        "exact",
+        "exact",
+        "uneven",
+        "adaptive",
+        "fgla",
+        "spans",
+        "ratio",
+        "label rules",
+        "exact",
+    ]
     known = [*(entry.name for entry in (*SEPARATORS, *PEELERS)), "label rules"]
     assert all(one.method in known and one.when for one in rows())
     assert all("{" not in one.says for one in rows())
 
 
-def test_a_further_row_is_tried_in_its_place(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_row_is_tried_in_its_place(
+    tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a plug-in registers one: before `exact`, whose place is 80."""
     list(ROWS)  # with the rows of this package
     monkeypatch.setattr(ROWS, "_entries", dict(ROWS._entries))
@@ -70,7 +83,9 @@ def test_a_further_row_is_tried_in_its_place(tried: list[str], monkeypatch: pyte
         row("mine", "fgla", 86, when="always", applies=lambda _case: True)(lambda _case: None)
 
 
-def test_layers_below_are_asked_first_where_the_head_cannot_follow_the_steps(tried: list[str]) -> None:
+def test_layers_below_are_asked_first_where_the_head_cannot_follow_the_steps(
+    tried: list[str],
+) -> None:
     net, (x, y) = dense.network(24, 64, 64, 3), dense.batch(12, 24, 3)
     update = unsum.capture_local(net, x, y, learning_rate=0.1, local_steps=3, training_known=True)
     leak = unsum.attack(net, update, batch_size=12)
@@ -96,7 +111,8 @@ def test_after_local_steps_that_answered_exact_is_not_tried(tried: list[str]) ->
 @pytest.mark.long
 def test_neither_after_steps_that_could_not_be_followed(tried: list[str]) -> None:
     """`local-steps` has taken them for one by then, as `exact` would."""
-    client = Client(features=32, classes=20)  # a small head: what cannot be followed is looked for long
+    # a small head: what cannot be followed is looked for long
+    client = Client(features=32, classes=20)
     update, _ = client.sends(LocalTraining(0.5, 8), 4, 0.5)
     leak = unsum.attack(client.model, update)
     assert not leak.exact
@@ -116,7 +132,9 @@ def test_a_gradient_without_marks_is_tried_without_its_bias(tried: list[str]) ->
 
 def test_more_samples_than_classes_are_read_below_the_head(tried: list[str]) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    net = nn.Sequential(
+        nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
     x, y = torch.randn(9, 20), torch.randint(2, (9,))
     leak = unsum.attack(net, unsum.capture(net, x, y), batch_size=9)
     assert tried == ["spans"]

@@ -17,7 +17,8 @@ def told(leak: unsum.Leak) -> str:
 
 
 def test_units_that_are_off_for_the_whole_batch_were_not_held_back() -> None:
-    """More samples than classes, and a fifth of the ReLUs silent: nothing fits, and these zeros are not why."""
+    """More samples than classes, and a fifth of the ReLUs silent: nothing fits, and these zeros are
+    not why."""
     torch.manual_seed(5)
     model = nn.Linear(20, 3)
     features = torch.rand(4, 20)
@@ -26,7 +27,9 @@ def test_units_that_are_off_for_the_whole_batch_were_not_held_back() -> None:
     assert not update.gradients["weight"][:, ::5].any()
     leak = unsum.attack(model, update)
     assert "adaptive" in [attempt.method for attempt in leak.tried]
-    said = told(leak) + " ".join(told(attempt.leak) for attempt in leak.tried if attempt.leak is not None)
+    said = told(leak) + " ".join(
+        told(attempt.leak) for attempt in leak.tried if attempt.leak is not None
+    )
     assert "held back" not in said
     assert "full rank of 2" in leak.undecided
 
@@ -49,11 +52,16 @@ def test_the_rounding_of_weights_is_no_noise_that_was_added(rate: float) -> None
 def test_crowded_says_what_to_grant(
     tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, update = nn.Linear(80, 8), unsum.Update({"weight": torch.ones(8, 80), "bias": torch.ones(8)})
+    model, update = (
+        nn.Linear(80, 8),
+        unsum.Update({"weight": torch.ones(8, 80), "bias": torch.ones(8)}),
+    )
     with pytest.raises(unsum.UnsumError, match=r"grant them \(labels=\), or let a rule find them"):
         unsum.separate(model, update, "crowded")
     monkeypatch.chdir(tmp_path)
-    result = runner(monkeypatch, capsys)("audit", "--model", "mlp", "--batch", "2", "--attack", "crowded")
+    result = runner(monkeypatch, capsys)(
+        "audit", "--model", "mlp", "--batch", "2", "--attack", "crowded"
+    )
     assert result.code == 2
     assert "--labels ilrg --batch-size-known" in result.err
 
@@ -62,7 +70,9 @@ def test_crowded_says_what_to_grant(
 def test_an_answer_out_of_noise_never_expects_to_be_perfect(noise: float) -> None:
     torch.manual_seed(5)
     model = nn.Linear(80, 20)
-    update = unsum.capture(model, torch.randn(4, 80), torch.tensor([3, 7, 9, 12]), defenses=unsum.Noise(noise))
+    update = unsum.capture(
+        model, torch.randn(4, 80), torch.tensor([3, 7, 9, 12]), defenses=unsum.Noise(noise)
+    )
     leak = unsum.attack(model, update)
     answers = [leak, *(attempt.leak for attempt in leak.tried if attempt.leak is not None)]
     assert "oise of" in told(leak)
@@ -72,9 +82,15 @@ def test_an_answer_out_of_noise_never_expects_to_be_perfect(noise: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "way"), [("layers", "name the method with method='layers'"), (3, "not of the type int")]
+    ("given", "way"),
+    [("layers", "name the method with method='layers'"), (3, "not of the type int")],
 )
 def test_the_third_argument_of_peel_is_said(given: object, way: str) -> None:
-    model, update = nn.Linear(8, 4), unsum.Update({"weight": torch.ones(4, 8), "bias": torch.ones(4)})
-    with pytest.raises(unsum.UnsumError, match=f"The third argument of peel is a leak to continue; {way}."):
+    model, update = (
+        nn.Linear(8, 4),
+        unsum.Update({"weight": torch.ones(4, 8), "bias": torch.ones(4)}),
+    )
+    with pytest.raises(
+        unsum.UnsumError, match=f"The third argument of peel is a leak to continue; {way}."
+    ):
         unsum.peel(model, update, given)  # type: ignore[arg-type]

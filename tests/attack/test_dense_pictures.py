@@ -1,4 +1,5 @@
-"""Pictures of what a dense layer reads: the spans find it, or the dense layers are peeled down to it, and an inverse draws it."""
+"""Pictures of what a dense layer reads: the spans find it, or the dense layers are peeled down to
+it, and an inverse draws it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def inverses(model: nn.Sequential, tmp_path_factory: pytest.TempPathFactory) -> 
     for layer, steps in ((LAYER, 60), ("5", 1)):
         folders[layer] = tmp_path_factory.mktemp("inverse")
         training = Training(steps=steps, size=SIZE, batch=16, clients=(16,), rate=3e-3, layer=layer)
-        train_inverse(model, photos(256), photos(16, 1), folders[layer], training, card={"photos": 256})
+        train_inverse(
+            model, photos(256), photos(16, 1), folders[layer], training, card={"photos": 256}
+        )
     return folders
 
 
@@ -47,7 +50,8 @@ def quality(leak: unsum.Leak, images: Tensor) -> float:
 
 
 def test_every_sample_of_a_crowd_is_drawn(model: nn.Sequential, inverses: dict[str, Path]) -> None:
-    """Three times as many samples as classes; zeros in the place of what the layer read lose the pictures."""
+    """Three times as many samples as classes; zeros in the place of what the layer read lose the
+    pictures."""
     images, update = client(model, 12)
     leak = unsum.attack(model, update, batch_size=12, inverse=inverses[LAYER])
     assert (leak.method, leak.exact, leak.batch_size) == ("spans", True, 12)
@@ -70,16 +74,21 @@ def test_a_certain_answer_of_the_head_is_peeled_down_to_the_layer(
         read = model[:3](images)
     apart = torch.cdist(read, leak.inner[LAYER].float()).min(1).values / read.norm(dim=1)
     assert float(apart.max()) < 1e-3
-    assert quality(leak, images) > quality(replace(leak, images=torch.full_like(images, 0.5)), images) + 3
+    assert (
+        quality(leak, images)
+        > quality(replace(leak, images=torch.full_like(images, 0.5)), images) + 3
+    )
 
 
-def test_an_inverse_of_another_layer_is_named(model: nn.Sequential, inverses: dict[str, Path]) -> None:
+def test_an_inverse_of_another_layer_is_named(
+    model: nn.Sequential, inverses: dict[str, Path]
+) -> None:
     _, update = client(model, 12)
     leak = unsum.attack(model, update, batch_size=12, inverse=inverses["5"])
     assert leak.images is None
     assert leak.notes[-1] == (
-        "The inverse reads what '5' reads. The attack found what '3' reads; `unsum train-inverse --layer 3` makes an inverse "
-        "for that."
+        "The inverse reads what '5' reads. The attack found what '3' reads; `unsum train-inverse "
+        "--layer 3` makes an inverse for that."
     )
     _, few = client(model, 2)
     leak = unsum.attack(model, few, batch_size=2, inverse=inverses["5"])
@@ -94,7 +103,10 @@ def test_an_answer_to_draw_is_preferred_to_one_that_is_no_more_certain(
     leak = unsum.attack(model, update, inverse=inverses[LAYER])
     assert (leak.method, leak.exact) == ("spans", False)
     assert {attempt.method for attempt in leak.tried} >= {"exact", "spans"}
-    assert quality(leak, images) > quality(replace(leak, images=torch.full_like(images, 0.5)), images) + 3
+    assert (
+        quality(leak, images)
+        > quality(replace(leak, images=torch.full_like(images, 0.5)), images) + 3
+    )
 
 
 def test_without_an_inverse_the_layer_to_train_one_for_is_named(model: nn.Sequential) -> None:

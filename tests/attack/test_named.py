@@ -22,7 +22,9 @@ auto, named = (importlib.import_module(f"unsum.attack.{name}") for name in ("aut
 def hardswish_net(classes: int = 40) -> nn.Sequential:
     """Features may be negative, and dropout leaves columns of zeros."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, classes)
+    )
 
 
 def crowd(samples: int, classes: int = 30) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
@@ -87,7 +89,8 @@ def test_row_sums_are_read_through_noise_and_signs(defense: Defense) -> None:
 
 
 def test_faint_row_sums_below_zero_are_labels_where_noise_turns_none() -> None:
-    """Sums of absent classes are 9.6; those of labels are −2.4 and less, three deviations of a noise of 0.8 below zero."""
+    """Sums of absent classes are 9.6; those of labels are −2.4 and less, three deviations of a
+    noise of 0.8 below zero."""
     torch.manual_seed(4)
     model, labels = nn.Linear(192, 10), torch.tensor([0, 1, 1, 3, 4, 4, 7, 9])
     nn.init.zeros_(model.weight)
@@ -97,14 +100,16 @@ def test_faint_row_sums_below_zero_are_labels_where_noise_turns_none() -> None:
 
 
 def test_row_sums_below_zero_are_labels_however_many_classes_occur() -> None:
-    """Six of ten classes occur, so that no bulk is left: their sums are −n/B Σf and less, 8 deviations of the noise below 0."""
+    """Six of ten classes occur, so that no bulk is left: their sums are −n/B Σf and less, 8
+    deviations of the noise below 0."""
     torch.manual_seed(4)
     model, labels = nn.Linear(192, 10), torch.tensor([0, 1, 1, 3, 4, 4, 7, 9])
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     features = torch.full((8, 192), 0.5)
     update = unsum.Noise(0.02)(unsum.capture(model, features, labels))
-    pulls = update.gradients["weight"].sum(1)[[0, 3, 7, 9]]  # (1/10 − 1/8) · 96 = −2.4 with noise of 0.28
+    # (1/10 − 1/8) · 96 = −2.4 with noise of 0.28
+    pulls = update.gradients["weight"].sum(1)[[0, 3, 7, 9]]
     assert pulls.tolist() == pytest.approx([-2.4] * 4, abs=1.2)
     assert unsum.labels(model, update, "row-sum").tolist() == [0, 1, 3, 4, 7, 9]
     assert unsum.labels(model, update, "row-sum", batch_size=8).tolist() == labels.tolist()
@@ -113,21 +118,36 @@ def test_row_sums_below_zero_are_labels_however_many_classes_occur() -> None:
 def mobile(classes: int = 20) -> nn.Sequential:
     """As MobileNet ends: normalized maps, features that may be negative, dropout."""
     torch.manual_seed(5)
-    below = [nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.Hardswish(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
-    return nn.Sequential(*below, nn.Linear(128, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, classes))
+    below = [
+        nn.Conv2d(3, 32, 3, 2, 1),
+        nn.BatchNorm2d(32),
+        nn.Hardswish(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+    ]
+    return nn.Sequential(
+        *below, nn.Linear(128, 96), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(96, classes)
+    )
 
 
 def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
-    """Of signs no separator finds features by itself; with the labels of the bias gradient's signs one has part of four."""
+    """Of signs no separator finds features by itself; with the labels of the bias gradient's signs
+    one has part of four."""
     torch.manual_seed(6)
     labels = torch.randint(20, (8,))
     photos = embedded_batch(16, image_size=16).images[torch.randperm(16)[:8]]
     audit = unsum.audit(
-        mobile(), (photos, labels), defenses=unsum.Sign(), seed=5, limits=unsum.AuditLimits(ceiling=False)
+        mobile(),
+        (photos, labels),
+        defenses=unsum.Sign(),
+        seed=5,
+        limits=unsum.AuditLimits(ceiling=False),
     )
     most = {one.attack: one.worst for one in audit.tried if one.leakages}
     asked = {name: worst for name, worst in most.items() if "labels by" in name}
-    assert set(asked) == {f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")}
+    assert set(asked) == {
+        f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")
+    }
     assert most["exact"] < 0.01 < 0.2 < asked["exact, labels by bias-sign"]
     assert all(not one.exact and one.remark for one in audit.tried if one.attack in asked)
     assert audit.granted == ["The model's weights and one client update."]
@@ -154,7 +174,8 @@ def test_labels_are_read_where_time_was_over(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rows_of_labels_are_features_up_to_a_factor() -> None:
-    """One sample of class 1 with p = 1/4: its row is −3/4 f, the others' are f/4, so that row beside mean is −f."""
+    """One sample of class 1 with p = 1/4: its row is −3/4 f, the others' are f/4, so that row
+    beside mean is −f."""
     model, features = nn.Linear(3, 4), torch.tensor([[1.0, 2.0, 4.0]])
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)

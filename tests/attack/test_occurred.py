@@ -1,4 +1,5 @@
-"""Rows of embeddings that were asked for name the tokens or categories that occurred, whatever else was found."""
+"""Rows of embeddings that were asked for name the tokens or categories that occurred, whatever else
+was found."""
 
 from __future__ import annotations
 
@@ -22,10 +23,14 @@ class Recommender(nn.Module):
     def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.group, self.item = nn.Embedding(40, WIDTH), nn.Embedding(VALUES, WIDTH)
-        self.layers = nn.Sequential(nn.Linear(2 * WIDTH, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10))
+        self.layers = nn.Sequential(
+            nn.Linear(2 * WIDTH, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(torch.cat([self.group(x[:, 0].long()), self.item(x[:, 1].long())], dim=1))
+        return self.layers(
+            torch.cat([self.group(x[:, 0].long()), self.item(x[:, 1].long())], dim=1)
+        )
 
 
 class Tied(nn.Module):
@@ -54,7 +59,9 @@ class TiedByHand(Tied):
 
 def clients(count: int = 64) -> tuple[Tensor, Tensor]:
     torch.manual_seed(7)
-    return torch.stack([torch.randint(40, (count,)), torch.randint(VALUES, (count,))], 1), torch.arange(count) % 10
+    return torch.stack(
+        [torch.randint(40, (count,)), torch.randint(VALUES, (count,))], 1
+    ), torch.arange(count) % 10
 
 
 @pytest.mark.parametrize("defense", [None, unsum.Clip(1e-3), unsum.Sign()])
@@ -89,7 +96,8 @@ def test_rows_beyond_the_noise_are_named() -> None:
 @pytest.mark.parametrize("tails", ["normal", "Laplace"])
 @pytest.mark.parametrize(("rows", "asked"), [(200, 12), (200, 60), (1000, 63), (200, 110)])
 def test_rows_beyond_noise_of_any_tails_are_named(rows: int, asked: int, tails: str) -> None:
-    """More than half of all rows are longer than noise, or its tails are heavy: the median of all rows is no measure then."""
+    """More than half of all rows are longer than noise, or its tails are heavy: the median of all
+    rows is no measure then."""
     generator = torch.Generator().manual_seed(rows + asked)
     true = torch.randperm(rows, generator=generator)[:asked].sort().values
     gradient = torch.zeros(rows, WIDTH)
@@ -107,7 +115,9 @@ def test_rows_beyond_noise_of_any_tails_are_named(rows: int, asked: int, tails: 
 
 
 @pytest.mark.parametrize(("kind", "named"), [(Tied, {"read": [3, 9, 40]}), (TiedByHand, {})])
-def test_shared_weights_are_told_apart_or_name_nothing(kind: type[Tied], named: dict[str, list[int]]) -> None:
+def test_shared_weights_are_told_apart_or_name_nothing(
+    kind: type[Tied], named: dict[str, list[int]]
+) -> None:
     torch.manual_seed(1)
     model, x = kind(), torch.tensor([3, 9, 9, 40])
     parameters = dict(model.named_parameters())
@@ -125,14 +135,17 @@ def test_an_audit_counts_the_values_and_never_calls_them_nothing() -> None:
     total = len(x[:, 1].unique())
     assert (item.rows, item.total, item.named, item.right) == (VALUES, total, total, total)
     assert audit.verdict.state == "leaks"
-    assert any(f"names {total} of the {total} rows" in sentence for sentence in audit.verdict.details)
+    assert any(
+        f"names {total} of the {total} rows" in sentence for sentence in audit.verdict.details
+    )
     captured = judge_captured(audit.leak, audit.undecided)
     assert captured.state == "leaks"
     assert any(f"'item' names {total} rows" in sentence for sentence in captured.details)
 
 
 def test_values_that_all_occur_are_no_news() -> None:
-    """Both values of two: whoever says so without the update is right as well. Half of four, all named: 2 against 1."""
+    """Both values of two: whoever says so without the update is right as well. Half of four, all
+    named: 2 against 1."""
     assert not RowsNamed("sex", rows=2, total=2, named=2, right=2).given_away
     half = RowsNamed("race", rows=4, total=2, named=2, right=2)
     assert (half.by_chance, half.given_away) == (1.0, True)
@@ -140,10 +153,13 @@ def test_values_that_all_occur_are_no_news() -> None:
 
 
 def test_words_of_texts_that_are_not_found_are_named() -> None:
-    """Dropout ends the search for the texts; of all tokens the last one of a text alone has no gradient."""
+    """Dropout ends the search for the texts; of all tokens the last one of a text alone has no
+    gradient."""
     torch.manual_seed(2)
     model = gpt2(tied=False, dropout=0.3)
-    tokens = torch.cat([torch.randperm(140)[:21].view(3, 7), torch.tensor([[140], [141], [142]])], 1)
+    tokens = torch.cat(
+        [torch.randperm(140)[:21].view(3, 7), torch.tensor([[140], [141], [142]])], 1
+    )
     audit = unsum.audit(model, tokens)
     assert not audit.leak.exact
     (named,) = audit.occurred  # no positions
@@ -155,7 +171,8 @@ def test_words_of_texts_that_are_not_found_are_named() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
 def test_words_beside_the_heads_own_rows_are_named(dropout: float, noise: float) -> None:
-    """15 positions in 48 features; the last of each text sends nothing back, unless it occurs elsewhere as well."""
+    """15 positions in 48 features; the last of each text sends nothing back, unless it occurs
+    elsewhere as well."""
     torch.manual_seed(1)
     model, tokens = gpt2(tied=True, dropout=dropout), torch.randperm(150)[:18].view(3, 6)
     update = unsum.capture_text(model, tokens, defenses=[unsum.Noise(noise)] if noise else [])
@@ -166,12 +183,17 @@ def test_words_beside_the_heads_own_rows_are_named(dropout: float, noise: float)
 @pytest.mark.parametrize("defense", ["prune:0.5", "sign", "quantize:8", "qsgd:64"])
 @pytest.mark.parametrize("seed", [0, 2, 4, 8])
 def test_no_word_is_claimed_that_a_defense_made(defense: str, seed: int) -> None:
-    """What is removed or rounded leaves rows that span something else; up to 58 words were named that did not occur."""
+    """What is removed or rounded leaves rows that span something else; up to 58 words were named
+    that did not occur."""
     model = gpt2(tied=True, seed=seed)
     torch.manual_seed(seed + 100)
     tokens = torch.randint(150, (1 + seed % 5, 4 + seed % 7))
-    found = rows_asked_for(model, unsum.capture_text(model, tokens, defenses=parse_defense(defense)))
-    assert set(found.get("transformer.wte", torch.zeros(0)).tolist()) <= set(tokens.flatten().tolist())
+    found = rows_asked_for(
+        model, unsum.capture_text(model, tokens, defenses=parse_defense(defense))
+    )
+    assert set(found.get("transformer.wte", torch.zeros(0)).tolist()) <= set(
+        tokens.flatten().tolist()
+    )
 
 
 def test_words_are_not_claimed_where_the_heads_rows_fill_the_width() -> None:

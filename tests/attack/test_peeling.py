@@ -1,4 +1,5 @@
-"""Faults of a peeler that nobody foresaw: the attack and the audit keep what they have, and a note names the fault."""
+"""Faults of a peeler that nobody foresaw: the attack and the audit keep what they have, and a note
+names the fault."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def break_peeler(monkeypatch: pytest.MonkeyPatch, name: str, fault: Exception) -
     """Every call raises the fault; the names of the peelers that were called."""
     called: list[str] = []
 
-    def broken(model: nn.Module, update: unsum.Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
+    def broken(
+        model: nn.Module, update: unsum.Update, leak: Leak | None, *, shape: Shape | None, seed: int
+    ) -> Peeled:
         called.append(name)
         raise fault
 
@@ -38,11 +41,17 @@ def break_peeler(monkeypatch: pytest.MonkeyPatch, name: str, fault: Exception) -
 
 def dense() -> tuple[nn.Sequential, Tensor, Tensor]:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 20)), torch.randn(3, 12), torch.tensor([4, 4, 1])
+    return (
+        nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 20)),
+        torch.randn(3, 12),
+        torch.tensor([4, 4, 1]),
+    )
 
 
 def named(notes: list[str], fault: Exception) -> bool:
-    return any("broke off by a fault of its own" in note and type(fault).__name__ in note for note in notes)
+    return any(
+        "broke off by a fault of its own" in note and type(fault).__name__ in note for note in notes
+    )
 
 
 def test_without_a_fault_the_inputs_are_peeled() -> None:
@@ -54,7 +63,9 @@ def test_without_a_fault_the_inputs_are_peeled() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-def test_an_attack_keeps_the_head_s_answer(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+def test_an_attack_keeps_the_head_s_answer(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     model, x, y = dense()
     called = break_peeler(monkeypatch, "layers", fault)
     leak = unsum.attack(model, unsum.capture(model, x, y))
@@ -92,7 +103,11 @@ def test_a_lack_of_memory_and_a_refusal_stay_what_they_are(monkeypatch: pytest.M
     model, x, y = dense()
     update = unsum.capture(model, x, y)
     leak = unsum.separate(model, update)
-    for fault in (MemoryError("no more"), torch.OutOfMemoryError("no more"), unsum.UnsumError("Not this one.")):
+    for fault in (
+        MemoryError("no more"),
+        torch.OutOfMemoryError("no more"),
+        unsum.UnsumError("Not this one."),
+    ):
         break_peeler(monkeypatch, "layers", fault)
         with pytest.raises(type(fault)) as raised:
             peeled_or_refused(model, update, leak, "layers")

@@ -1,4 +1,5 @@
-"""Pictures from inner layers: peeled where that is possible, and the features' own inverse otherwise."""
+"""Pictures from inner layers: peeled where that is possible, and the features' own inverse
+otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ SIZE = 64
 
 
 def photos(count: int) -> Tensor:
-    return torch.randint(0, 255, (count, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0,
+        255,
+        (count, 3, SIZE, SIZE),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +49,18 @@ def inverses(model: ResNet, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return files
 
 
-def test_an_inner_inverse_says_what_it_reads(model: ResNet, inverses: dict[str | None, Path]) -> None:
+def test_an_inner_inverse_says_what_it_reads(
+    model: ResNet, inverses: dict[str | None, Path]
+) -> None:
     inner, outer = load_inverse(model, inverses[LAYER]), load_inverse(model, inverses[None])
     assert (inner.layer, outer.layer) == (LAYER, None)
     assert inner.card["layout"] == {"kind": "map", "shape": [256, 4, 4]}
     assert feature_layout(model, SIZE, LAYER) == Layout("map", (256, 4, 4))
 
 
-def test_pictures_come_from_the_peeled_layer(model: ResNet, inverses: dict[str | None, Path]) -> None:
+def test_pictures_come_from_the_peeled_layer(
+    model: ResNet, inverses: dict[str | None, Path]
+) -> None:
     images, update = client(model, 4)
     leak = unsum.attack(model, update, inverse=[inverses[None], inverses[LAYER]])
     true = read_by(model, images, LAYER)
@@ -62,7 +73,9 @@ def test_pictures_come_from_the_peeled_layer(model: ResNet, inverses: dict[str |
     assert any("were peeled" in note for note in leak.notes)
 
 
-def test_where_peeling_fails_the_other_inverse_serves(model: ResNet, inverses: dict[str | None, Path]) -> None:
+def test_where_peeling_fails_the_other_inverse_serves(
+    model: ResNet, inverses: dict[str | None, Path]
+) -> None:
     _, update = client(model, 4)
     hidden = {k: g for k, g in update.gradients.items() if not k.startswith("layer4.0.conv2")}
     partial = unsum.Update(hidden)
@@ -75,17 +88,25 @@ def test_where_peeling_fails_the_other_inverse_serves(model: ResNet, inverses: d
     assert both.inner == alone.inner == {}
 
 
-def test_an_inner_inverse_without_its_layer_is_refused(model: ResNet, inverses: dict[str | None, Path]) -> None:
+def test_an_inner_inverse_without_its_layer_is_refused(
+    model: ResNet, inverses: dict[str | None, Path]
+) -> None:
     _, update = client(model, 4)
     leak = unsum.separate(model, update)
-    with pytest.raises(unsum.UnsumError, match=r"reads what 'layer4\.0\.conv1' reads, which this leak does not hold"):
+    with pytest.raises(
+        unsum.UnsumError,
+        match=r"reads what 'layer4\.0\.conv1' reads, which this leak does not hold",
+    ):
         unsum.invert(model, leak, inverse=inverses[LAYER])
 
 
 @pytest.mark.parametrize(
-    ("layer", "sentence"), [("layer9", "has no layer 'layer9'"), ("relu", "is a ReLU"), ("fc", "is the head")]
+    ("layer", "sentence"),
+    [("layer9", "has no layer 'layer9'"), ("relu", "is a ReLU"), ("fc", "is the head")],
 )
-def test_unknown_layers_are_refused_before_training(model: ResNet, layer: str, sentence: str, tmp_path: Path) -> None:
+def test_unknown_layers_are_refused_before_training(
+    model: ResNet, layer: str, sentence: str, tmp_path: Path
+) -> None:
     training = Training(steps=1, size=SIZE, batch=8, clients=(4,), layer=layer)
     with pytest.raises(unsum.UnsumError, match=sentence):
         train_inverse(model, photos(8), photos(8), tmp_path, training, card={"photos": 8})
@@ -100,7 +121,9 @@ def test_clients_at_once_read_what_they_would_read_alone(model: ResNet) -> None:
     torch.testing.assert_close(many, alone.flatten(1).float(), atol=2e-3, rtol=2e-3)
 
 
-def test_convolutional_weights_serve_other_sizes(model: ResNet, inverses: dict[str | None, Path]) -> None:
+def test_convolutional_weights_serve_other_sizes(
+    model: ResNet, inverses: dict[str | None, Path]
+) -> None:
     inverse = load_inverse(model, inverses[None])
     larger = inverse.at(96, Layout("map", (512, 3, 3)))
     assert larger.decoder(torch.rand(2, 512 * 9)).shape == (2, 3, 96, 96)
@@ -109,6 +132,8 @@ def test_convolutional_weights_serve_other_sizes(model: ResNet, inverses: dict[s
     assert inverse.at(SIZE, Layout("map", (512, 2, 2))) is inverse
 
 
-def test_weights_for_other_maps_are_refused(model: ResNet, inverses: dict[str | None, Path]) -> None:
+def test_weights_for_other_maps_are_refused(
+    model: ResNet, inverses: dict[str | None, Path]
+) -> None:
     with pytest.raises(unsum.UnsumError, match="cannot be used for 96²"):
         load_inverse(model, inverses[None]).at(96, Layout("map", (256, 3, 3)))

@@ -52,16 +52,26 @@ def test_where_nothing_better_is_left_a_map_gives_blurred_pictures_and_says_so()
     assert "are a guess" in leak.notes[-1]
     assert leak.inputs is None
     assert with_guess(model, replace(leak, images=images), 0).images is images
-    assert with_guess(model, known_at(model, images, LABELS, "layers.2.0.conv2"), 0).images is None  # a poor guess
+    # a poor guess
+    assert with_guess(model, known_at(model, images, LABELS, "layers.2.0.conv2"), 0).images is None
 
 
-def test_maps_that_fit_the_features_of_the_head_are_taken_in_its_order_and_without_a_claim() -> None:
+def test_maps_that_fit_the_features_of_the_head_are_taken_in_its_order_and_without_a_claim() -> (
+    None
+):
     torch.manual_seed(0)
     features, targets, maps = torch.randn(3, 8), torch.eye(3), torch.randn(3, 2, 4, 4)
     head = Leak("exact", targets, targets, features, 0.0, 1e-7, True)
     turned = [2, 0, 1]
     spans = Leak(
-        "spans", targets, targets, features[turned] * (1 + 1e-5), 0.0, 1e-2, False, inner={"conv": maps[turned]}
+        "spans",
+        targets,
+        targets,
+        features[turned] * (1 + 1e-5),
+        0.0,
+        1e-2,
+        False,
+        inner={"conv": maps[turned]},
     )
     found = _with_maps_of(spans, head)
     assert torch.equal(found.inner["conv"], maps)

@@ -1,4 +1,5 @@
-"""What an update itself says of how the client trained: Adam is named, SGD is not, and one step is said to be assumed."""
+"""What an update itself says of how the client trained: Adam is named, SGD is not, and one step is
+said to be assumed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ ADAPTIVE_ONES: dict[str, Optimizer] = {
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
     "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10)),
     "conv": lambda: nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20)
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 20),
     ),
     "last layer alone": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 20)),
 }
@@ -58,7 +64,13 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def trained(
-    network: str, optimizer: Optimizer, steps: int, *, loss: str = "cross-entropy", seed: int = 0, batch: int = 8
+    network: str,
+    optimizer: Optimizer,
+    steps: int,
+    *,
+    loss: str = "cross-entropy",
+    seed: int = 0,
+    batch: int = 8,
 ) -> tuple[nn.Sequential, dict[str, Tensor]]:
     """The network as it was sent out, and the client's change of its weights."""
     torch.manual_seed(seed)
@@ -79,9 +91,17 @@ def trained(
 @pytest.mark.parametrize("network", ["dense", "conv"])
 @pytest.mark.parametrize(
     ("optimizer", "steps"),
-    [*((name, 1) for name in ADAPTIVE_ONES), ("Adam", 4), ("Adam", 8), ("Adam, large", 4), ("AdamW", 4)],
+    [
+        *((name, 1) for name in ADAPTIVE_ONES),
+        ("Adam", 4),
+        ("Adam", 8),
+        ("Adam, large", 4),
+        ("AdamW", 4),
+    ],
 )
-def test_optimizers_that_give_every_entry_its_size_are_named(network: str, optimizer: str, steps: int) -> None:
+def test_optimizers_that_give_every_entry_its_size_are_named(
+    network: str, optimizer: str, steps: int
+) -> None:
     model, change = trained(network, ADAPTIVE_ONES[optimizer], steps)
     assert doubt_training(model, unsum.Update.from_delta(change)) == ADAPTIVE
     told = unsum.Update.from_delta(change, 1e-3, training=unsum.LocalTraining(1e-3, steps))
@@ -94,11 +114,15 @@ def test_sgd_is_never_taken_for_them(network: str, loss: str) -> None:
     for optimizer in SGD.values():
         for steps in (1, 5, 30):
             for seed, batch in ((0, 1), (1, 8)):
-                model, change = trained(network, optimizer, steps, loss=loss, seed=seed, batch=batch)
+                model, change = trained(
+                    network, optimizer, steps, loss=loss, seed=seed, batch=batch
+                )
                 assert not fits_no_sgd(model, unsum.Update.from_delta(change))
 
 
-@pytest.mark.parametrize("defense", [unsum.Noise(1.0), unsum.Prune(0.9), unsum.QSGD(8), unsum.Clip(1e-3)])
+@pytest.mark.parametrize(
+    "defense", [unsum.Noise(1.0), unsum.Prune(0.9), unsum.QSGD(8), unsum.Clip(1e-3)]
+)
 def test_neither_is_sgd_under_a_defense(defense: Any) -> None:
     for network in ("dense", "conv"):
         model, change = trained(network, SGD["plain"], 4)
@@ -140,7 +164,15 @@ def pair(folder: Path, optimizer: Optimizer, steps: int) -> list[str]:
     torch.save({name: value + change[name] for name, value in state.items()}, folder / "after.pt")
     (folder / "net.py").write_text(NETWORK)
     files = ["--before", str(folder / "before.pt"), "--after", str(folder / "after.pt")]
-    return ["audit", "--model", f"{folder / 'net.py'}:build", *files, "--out", str(folder / "report"), "--json"]
+    return [
+        "audit",
+        "--model",
+        f"{folder / 'net.py'}:build",
+        *files,
+        "--out",
+        str(folder / "report"),
+        "--json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +204,9 @@ def test_declared_steps_give_the_label_distribution_as_the_verdict(tmp_path: Pat
     NETWORKS["dense"](), torch.rand(32, 3, 8, 8)
     true = torch.randint(0, 10, (32,)).bincount(minlength=10) / 32
     told = {one["name"]: one for one in found["distribution"]["classes"]}
-    inside = [told[f"class {c}"]["low"] <= float(true[c]) <= told[f"class {c}"]["high"] for c in range(10)]
+    inside = [
+        told[f"class {c}"]["low"] <= float(true[c]) <= told[f"class {c}"]["high"] for c in range(10)
+    ]
     assert sum(inside) >= 8  # of ten intervals of 90 %
     for name in ("report.html", "report.md"):
         page = (tmp_path / "report" / name).read_text()

@@ -31,7 +31,9 @@ def commands(audit: Audit) -> list[str]:
 
 def test_commands_are_this_audit_and_more() -> None:
     audit = run_as(synthetic(), "unsum audit --data 'my photos' --batch 4 --out here --json")
-    sweep = "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-3..10 --out unsum-sweep"
+    sweep = (
+        "unsum audit --data 'my photos' --batch 4 --json --sweep noise=1e-3..10 --out unsum-sweep"
+    )
     gate = "unsum audit --data 'my photos' --batch 4 --out here --json --fail-above 0.2"
     assert commands(audit) == [sweep, gate]
     assert not any("…" in command for command in commands(audit))
@@ -41,16 +43,23 @@ def test_noise_that_is_there_is_not_advised_but_more_of_it() -> None:
     audit = run_as(synthetic(), "unsum audit --defense noise:1e-3 --batch 4", "Noise(0.001)")
     told = [step.text for step in advice(audit)]
     assert (
-        "Noise(0.001) is not enough here; find out how strong a defense must be, and what that costs in accuracy."
-        in told
-    )
+        "Noise(0.001) is not enough here; find out how strong a defense must be, and what that "
+        "costs in accuracy."
+    ) in told
     assert commands(audit)[0] == "unsum audit --batch 4 --sweep noise=0.001..1 --out unsum-sweep"
 
 
 def test_what_stands_beside_the_noise_stays() -> None:
-    command = "unsum audit --defense clip:1 --defense noise:0.5 --defense=noise:1|sign --batch 4 --force"
-    audit = run_as(synthetic(), shlex.join(shlex.split(command.replace("|", r"\|"))), "Clip(1) | Noise(0.5)")
-    assert commands(audit)[0] == "unsum audit --defense clip:1 --batch 4 --sweep noise=0.5..500 --out unsum-sweep"
+    command = (
+        "unsum audit --defense clip:1 --defense noise:0.5 --defense=noise:1|sign --batch 4 --force"
+    )
+    audit = run_as(
+        synthetic(), shlex.join(shlex.split(command.replace("|", r"\|"))), "Clip(1) | Noise(0.5)"
+    )
+    assert (
+        commands(audit)[0]
+        == "unsum audit --defense clip:1 --batch 4 --sweep noise=0.5..500 --out unsum-sweep"
+    )
 
 
 def test_a_gate_that_is_there_is_not_advised() -> None:
@@ -66,14 +75,20 @@ def test_a_batch_size_that_was_granted_is_not_advised() -> None:
     assert "unsum audit" in commands(asked)  # without the update: samples whose truth is known
     knowing = replace(asked, leak=replace(audit.leak, knowledge=unsum.Knowledge(batch_size=3)))
     assert not any("--batch-size-known" in command for command in commands(knowing))
-    assert any("the attacker knew the size of this one already" in step.text for step in advice(knowing))
+    assert any(
+        "the attacker knew the size of this one already" in step.text for step in advice(knowing)
+    )
 
 
 def test_who_had_too_little_time_is_told_to_give_more() -> None:
-    cut = Note("time was over; left untried: further steps of the solver, further attacks", Code.CUT_SHORT)
+    cut = Note(
+        "time was over; left untried: further steps of the solver, further attacks", Code.CUT_SHORT
+    )
     unread = replace(synthetic(), shares=shares(math.nan, math.nan, math.nan), undecided=cut)
     assert unread.verdict.headline == "Not decidable: time was over before the attacks had ended."
-    assert unread.verdict.details[0] == "Left untried: further steps of the solver, further attacks."
+    assert (
+        unread.verdict.details[0] == "Left untried: further steps of the solver, further attacks."
+    )
     asked = run_as(unread, "unsum audit --batch 3 --time-limit 60")
     assert "unsum audit --batch 3 --time-limit 600" in commands(asked)
     assert not any("--batch-size-known" in command for command in commands(asked))
@@ -92,12 +107,20 @@ def test_a_defense_that_ruins_the_model_is_the_first_thing_to_say() -> None:
     before = Point("none", None, rows, accuracy=Accuracy(0.9, 0.88, 0.92))
     after = Point("Noise(1)", 1.0, rows, accuracy=Accuracy(0.12, 0.1, 0.14))
     audit = run_as(synthetic(), "unsum audit --defense noise:1", "Noise(1)")
-    ruined = replace(audit, comparison=Comparison([before, after], "", audited_second=True, chance=0.1))
+    ruined = replace(
+        audit, comparison=Comparison([before, after], "", audited_second=True, chance=0.1)
+    )
     first = advice(ruined)[0]
-    assert "Noise(1) ruins the model. A small network learns to 12 % accuracy under it instead of 90 %" in first.text
+    assert (
+        "Noise(1) ruins the model. A small network learns to 12 % accuracy under it instead of 90 %"
+        in first.text
+    )
     assert "ruins the model" in render(ruined)
     kept = replace(
-        ruined, comparison=replace(ruined.comparison, points=[before, replace(after, accuracy=before.accuracy)])
+        ruined,
+        comparison=replace(
+            ruined.comparison, points=[before, replace(after, accuracy=before.accuracy)]
+        ),
     )
     assert not any("ruins" in step.text for step in advice(kept))
 
@@ -121,7 +144,10 @@ def test_a_ceiling_that_is_not_decided_gets_more_time_and_one_that_is_too_high_m
     late = run_as(bound_at(0.1, 0.9, 0.1), command, "Noise(3)")
     assert commands(late)[0] == "unsum ceiling --defense noise:3 --prove-below 0.2 --time-limit 600"
     high = run_as(bound_at(0.9, 0.9, 0.9, lower=0.9), command, "Noise(3)")
-    assert commands(high)[0] == "unsum audit --attack exact --time-limit 5 --sweep noise=3..3000 --out unsum-sweep"
+    assert (
+        commands(high)[0]
+        == "unsum audit --attack exact --time-limit 5 --sweep noise=3..3000 --out unsum-sweep"
+    )
 
 
 def test_ruinous_noise_is_weakened_where_it_is_proven_and_replaced_where_not() -> None:
@@ -133,9 +159,16 @@ def test_ruinous_noise_is_weakened_where_it_is_proven_and_replaced_where_not() -
     comparison = Comparison(points, "", audited_second=True, chance=0.1)
 
     def first(audit: Audit) -> Advice:
-        return advice(replace(run_as(audit, "unsum audit --defense noise:3", "Noise(3)"), comparison=comparison))[0]
+        return advice(
+            replace(
+                run_as(audit, "unsum audit --defense noise:3", "Noise(3)"), comparison=comparison
+            )
+        )[0]
 
-    assert first(bound_at(0.1, 0.1, 0.1)).command == "unsum audit --sweep noise=0.003..3 --out unsum-sweep"
+    assert (
+        first(bound_at(0.1, 0.1, 0.1)).command
+        == "unsum audit --sweep noise=0.003..3 --out unsum-sweep"
+    )
     assert first(bound_at(0.9, 0.9, 0.9, lower=0.9)).command == "unsum list defenses"
 
 
@@ -159,18 +192,25 @@ def test_an_audit_of_ones_own_says_so_too() -> None:
     assert 'unsum.sweep(model, data, over="noise=1e-09..1e-06")' in commands(report)
 
 
-def swept(command: str = "unsum audit --sweep noise=1e-5,10 --keep-under 0.3 --batch 3 --no-utility") -> unsum.Sweep:
+def swept(
+    command: str = "unsum audit --sweep noise=1e-5,10 --keep-under 0.3 --batch 3 --no-utility",
+) -> unsum.Sweep:
     torch.manual_seed(0)
     data = torch.randn(3, 64), torch.tensor([4, 4, 1])
     model = torch.nn.Linear(64, 20)
-    return unsum.sweep(model, data, over=["noise=1e-5,10"], utility=False, keep_under=0.3, command=command)
+    return unsum.sweep(
+        model, data, over=["noise=1e-5,10"], utility=False, keep_under=0.3, command=command
+    )
 
 
 def test_a_sweep_says_how_to_use_the_strength_that_is_enough() -> None:
     (step,) = of_sweep(swept())
     assert "Deploy noise of 10, which is proven" in step.text
     assert "What it costs in accuracy was not measured." in step.text
-    assert step.command == "unsum audit --batch 3 --defense noise:10 --prove-below 0.3 --out unsum-report"
+    assert (
+        step.command
+        == "unsum audit --batch 3 --defense noise:10 --prove-below 0.3 --out unsum-report"
+    )
     assert of_sweep(swept(""))[0].command == ""
 
 

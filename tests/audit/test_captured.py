@@ -23,7 +23,13 @@ def test_a_captured_update_gives_certificates_instead_of_scores(tmp_path: Path) 
     assert result.samples == []
     assert result.scores == {}
     assert (result.verdict.level, result.verdict.read) == ("features", "features")
-    assert sorted(result.found_label(i) for i in range(5)) == ["class 17", "class 30", "class 4", "class 4", "class 4"]
+    assert sorted(result.found_label(i) for i in range(5)) == [
+        "class 17",
+        "class 30",
+        "class 4",
+        "class 4",
+        "class 4",
+    ]
     with pytest.raises(unsum.UnsumError, match="no true label is known"):
         result.true_label(0)
     result.write(tmp_path / "report")
@@ -34,7 +40,9 @@ def test_a_captured_update_gives_certificates_instead_of_scores(tmp_path: Path) 
 
 def test_noise_is_not_vouched_for() -> None:
     net = small_net()
-    result = unsum.audit(net, update=unsum.capture(net, pictures(5), TARGETS, defenses=unsum.Noise(1.0)))
+    result = unsum.audit(
+        net, update=unsum.capture(net, pictures(5), TARGETS, defenses=unsum.Noise(1.0))
+    )
     assert not result.leak.exact
     assert result.verdict.level != "severe"
     assert "certificate does not call the answer exact" in " ".join(result.verdict.details)
@@ -42,7 +50,9 @@ def test_noise_is_not_vouched_for() -> None:
 
 def test_what_was_assumed_stands_in_the_report(tmp_path: Path) -> None:
     net = small_net()
-    torch.save(tuple(unsum.capture(net, pictures(5), TARGETS).gradients.values()), tmp_path / "client.pt")
+    torch.save(
+        tuple(unsum.capture(net, pictures(5), TARGETS).gradients.values()), tmp_path / "client.pt"
+    )
     result = unsum.audit(net, update=tmp_path / "client.pt")
     assert "matched to the parameters by order and shape" in result.leak.notes[0]
     assert "matched to the parameters by order and shape" in render(result)
@@ -52,7 +62,9 @@ def test_the_batch_size_is_granted_only_where_it_is_said() -> None:
     net = small_net()
     update = unsum.capture(net, pictures(5), TARGETS)
     assert "The batch size" not in " ".join(unsum.audit(net, update=update).granted)
-    granted = unsum.audit(net, update=update, batch_size_known=True, batch=5, attack="fgla", label_rule="ilrg")
+    granted = unsum.audit(
+        net, update=update, batch_size_known=True, batch=5, attack="fgla", label_rule="ilrg"
+    )
     assert "The batch size (5)." in granted.granted
     assert sorted(granted.leak.labels.tolist()) == sorted(TARGETS.tolist())
     with pytest.raises(unsum.UnsumError, match="does not record its batch size"):

@@ -15,7 +15,11 @@ from unsum.audit.result import DepthRead
 @pytest.mark.long
 def test_the_report_draws_every_layer_from_what_came_back_to_the_head() -> None:
     torch.manual_seed(1)
-    report = unsum.audit(network(classes=2), (torch.rand(3, 3, 16, 16), torch.tensor([0, 1, 0])), batch_size_known=True)
+    report = unsum.audit(
+        network(classes=2),
+        (torch.rand(3, 3, 16, 16), torch.tensor([0, 1, 0])),
+        batch_size_known=True,
+    )
     assert [(layer.name, layer.read) for layer in report.depth.layers] == [
         ("0.0", False),
         ("0.2", False),
@@ -29,7 +33,9 @@ def test_the_report_draws_every_layer_from_what_came_back_to_the_head() -> None:
     assert page.count('<rect class="read"') == 3 + 1  # and one in the key
     assert page.count('<rect class="unread"') == 2 + 1
     assert "down to what the layer &#39;1.conv1&#39; read: 1,536 numbers of each sample" in page
-    assert "down to what the layer '1.conv1' read: 1,536 numbers of each sample" in render_markdown(report)
+    assert "down to what the layer '1.conv1' read: 1,536 numbers of each sample" in render_markdown(
+        report
+    )
 
 
 def test_peeled_inputs_are_the_deepest() -> None:

@@ -29,9 +29,15 @@ def called(
 
 def test_a_field_is_still_a_keyword() -> None:
     with pytest.warns(
-        DeprecationWarning, match=r"train= of unsum.called .*: write client=unsum.ClientTraining\(train=…\)"
+        DeprecationWarning,
+        match=r"train= of unsum.called .*: write client=unsum.ClientTraining\(train=…\)",
     ):
-        assert called("own", train=False, seed=3) == ("own", ClientTraining(train=False), AuditLimits(), 3)  # type: ignore[call-arg]
+        assert called("own", train=False, seed=3) == (
+            "own",
+            ClientTraining(train=False),
+            AuditLimits(),
+            3,
+        )  # type: ignore[call-arg]
 
 
 def test_every_group_is_warned_of_by_itself() -> None:
@@ -39,7 +45,10 @@ def test_every_group_is_warned_of_by_itself() -> None:
         warnings.simplefilter("always")
         found = called(epochs=2, momentum=0.5, ceiling=False)  # type: ignore[call-arg]
     assert found[1:3] == (ClientTraining(epochs=2, momentum=0.5), AuditLimits(ceiling=False))
-    assert [str(one.message).partition(" of ")[0] for one in said] == ["epochs=, momentum=", "ceiling="]
+    assert [str(one.message).partition(" of ")[0] for one in said] == [
+        "epochs=, momentum=",
+        "ceiling=",
+    ]
     assert {one.filename for one in said} != {called.__code__.co_filename}
 
 
@@ -58,7 +67,9 @@ def test_a_field_beside_its_group_is_refused() -> None:
 
 
 def test_a_name_that_is_none_gets_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"called\(\) has no argument 'epoch'; did you mean 'epochs'\?"):
+    with pytest.raises(
+        TypeError, match=r"called\(\) has no argument 'epoch'; did you mean 'epochs'\?"
+    ):
         called(epoch=2)  # type: ignore[call-arg]
 
 
@@ -85,15 +96,24 @@ def test_a_loss_of_ones_own_is_no_declared_one() -> None:
     def own(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).abs().mean()
 
-    assert (ClientTraining(loss=own).own_loss, ClientTraining(loss=own).declared_loss) == (own, None)
-    assert (ClientTraining(loss="bce").own_loss, ClientTraining(loss="bce").declared_loss) == (None, "bce")
+    assert (ClientTraining(loss=own).own_loss, ClientTraining(loss=own).declared_loss) == (
+        own,
+        None,
+    )
+    assert (ClientTraining(loss="bce").own_loss, ClientTraining(loss="bce").declared_loss) == (
+        None,
+        "bce",
+    )
 
 
 def test_the_same_audit_in_both_forms() -> None:
     torch.manual_seed(0)
     model, data = nn.Linear(64, 20), (torch.randn(3, 64), torch.tensor([4, 4, 1]))
     new = unsum.audit(
-        model, data, attacker=Attacker(batch_size_known=True), limits=AuditLimits(math.inf, ceiling=False)
+        model,
+        data,
+        attacker=Attacker(batch_size_known=True),
+        limits=AuditLimits(math.inf, ceiling=False),
     )
     with pytest.warns(DeprecationWarning, match="stand"):
         old = unsum.audit(model, data, batch_size_known=True, time_limit=math.inf, ceiling=False)

@@ -1,4 +1,5 @@
-"""The leakage of a sample, with values strictly between 0 and 1 computed by hand, and of samples that are alike."""
+"""The leakage of a sample, with values strictly between 0 and 1 computed by hand, and of samples
+that are alike."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ APART = torch.eye(3)  # inputs of three samples: the others' mean is 1.5 from ea
 
 def answer(features: Tensor, **more: object) -> Leak:
     rows = torch.zeros(len(features), 2)
-    return replace(Leak("test", rows, rows, features, residual=0, predicted_error=1.0, exact=False), **more)
+    return replace(
+        Leak("test", rows, rows, features, residual=0, predicted_error=1.0, exact=False), **more
+    )
 
 
 def measured(leak: Leak, truth: Truth) -> list[Shares]:
@@ -34,7 +37,8 @@ class TestByHand:
     def test_features_against_the_mean_of_the_two_others(self) -> None:
         truth = Truth(APART, torch.tensor([[4.0, 0.0], [4.0, 2.0], [2.0, 0.0]]))
         found = torch.tensor([[4.0, 1.0], [4.0, 2.0], [2.0, 0.0]])
-        # ‖m − f‖² = ‖(3, 1) − (4, 0)‖² = 2 of ‖f‖² = 16; the best multiple of (4, 1) leaves 1/17 of ‖f‖².
+        # ‖m − f‖² = ‖(3, 1) − (4, 0)‖² = 2 of ‖f‖² = 16; the best multiple of (4, 1) leaves 1/17 of
+        # ‖f‖².
         assert measured(answer(found), truth)[0] == Shares(features=pytest.approx(1 - 8 / 17))
         assert [share.most for share in measured(answer(found), truth)[1:]] == pytest.approx([1, 1])
 
@@ -57,30 +61,51 @@ class TestByHand:
         truth = Truth(images, torch.eye(3, 5))
         typical = images[1:].mean(0)
         color = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
-        off = min(float((part - images[0]).square().sum()) for part in (typical, color, torch.tensor(0.0)))
+        off = min(
+            float((part - images[0]).square().sum()) for part in (typical, color, torch.tensor(0.0))
+        )
         half = images[0] + math.sqrt(off / 2 / images[0].numel())  # by its tone alone
-        for drawn, expected in ((half, 1.0), (images[0] * 0.1 + 0.1, 1.0), (1 - images[0], 0.0), (typical * 0.3, 0.0)):
-            found = answer(torch.zeros(3, 5), images=torch.stack([drawn, *images[1:]]), pictures_first=True)
+        for drawn, expected in (
+            (half, 1.0),
+            (images[0] * 0.1 + 0.1, 1.0),
+            (1 - images[0], 0.0),
+            (typical * 0.3, 0.0),
+        ):
+            found = answer(
+                torch.zeros(3, 5), images=torch.stack([drawn, *images[1:]]), pictures_first=True
+            )
             assert measured(found, truth)[0].sample == pytest.approx(expected, abs=1e-6)
 
-    def test_a_picture_of_which_half_came_back_counts_with_that_half_whatever_the_others_are(self) -> None:
-        """Up to tone the other sample shows `like` of this one, and the answer 64 %: left is 1 − 0.36 / (1 − like)."""
+    def test_a_picture_of_which_half_came_back_counts_with_that_half_whatever_the_others_are(
+        self,
+    ) -> None:
+        """Up to tone the other sample shows `like` of this one, and the answer 64 %: left is 1 −
+        0.36 / (1 − like)."""
         flat, noise = (part - part.mean((1, 2), keepdim=True) for part in pictures(2))
         noise -= flat * (noise * flat).sum() / flat.square().sum()
-        flat, noise = (0.15 * math.sqrt(part.numel()) * part / part.norm() for part in (flat, noise))
+        flat, noise = (
+            0.15 * math.sqrt(part.numel()) * part / part.norm() for part in (flat, noise)
+        )
 
         def picture(share: float) -> Tensor:
             return 0.5 + math.sqrt(share) * flat + math.sqrt(1 - share) * noise
 
-        for like, expected in ((0.0, 0.64), (0.5, 0.64), (0.7, 0.0), (0.9, 0.64)):  # 0.9 is a copy, and no guess
+        # 0.9 is a copy, and no guess
+        for like, expected in ((0.0, 0.64), (0.5, 0.64), (0.7, 0.0), (0.9, 0.64)):
             images = torch.stack([0.5 + flat, picture(like)]).clamp(0, 1)
             drawn = torch.stack([0.1 * picture(0.64)] * 2)
             found = answer(torch.zeros(2, 5), images=drawn, pictures_first=True)
-            assert measured(found, Truth(images, torch.eye(2, 5)))[0].sample == pytest.approx(expected, abs=0.02)
+            assert measured(found, Truth(images, torch.eye(2, 5)))[0].sample == pytest.approx(
+                expected, abs=0.02
+            )
 
     def test_the_largest_counts_and_says_what_it_is_of(self) -> None:
         assert (Shares(1.0, 0.04).most, Shares(1.0, 0.04).read) == (1.0, "features")
-        assert (Shares(1.0, 1.0).read, Shares(math.nan, 0.3).read, Shares().read) == ("sample", "sample", "")
+        assert (Shares(1.0, 1.0).read, Shares(math.nan, 0.3).read, Shares().read) == (
+            "sample",
+            "sample",
+            "",
+        )
         assert Shares(0.2, 0.4).or_better(Shares(0.3, math.nan)) == Shares(0.3, 0.4)
         assert math.isnan(Shares(0.1, 0.1).where_decided(False).most)
         assert Shares(0.1, 0.3).where_decided(False) == Shares(0.1, 0.3)
@@ -89,7 +114,9 @@ class TestByHand:
         truth = Truth(APART, torch.eye(3, 5))
         assert [share.features for share in measured(answer(torch.zeros(0, 5)), truth)] == [0, 0, 0]
         assert measured(answer(-torch.eye(3, 5)), truth)[0].features == 0
-        assert measured(answer(torch.eye(3, 5), pictures_first=True), truth)[0] == Shares(sample=0.0)
+        assert measured(answer(torch.eye(3, 5), pictures_first=True), truth)[0] == Shares(
+            sample=0.0
+        )
 
     def test_features_that_are_the_inputs_are_the_sample(self) -> None:
         assert measured(answer(APART), Truth(APART, APART))[0] == Shares(sample=pytest.approx(1))
@@ -122,7 +149,8 @@ class TestAlike:
         copies = Truth(row.repeat(4, 1), torch.eye(4))
         assert leakages_of_rows(row, copies.images, copies) == [1, 1, 1, 1]
         apart = Truth(torch.eye(2), torch.eye(2))
-        assert leakages_of_rows(row, row.repeat(2, 1), apart) == [0, 0]  # a layer that reads the same of all samples
+        # a layer that reads the same of all samples
+        assert leakages_of_rows(row, row.repeat(2, 1), apart) == [0, 0]
 
     @pytest.mark.parametrize("count", [2, 4, 8])
     def test_a_batch_of_copies_fails_the_gate(self, count: int) -> None:

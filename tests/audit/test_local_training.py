@@ -1,4 +1,5 @@
-"""FedAvg with the truth: the client takes several steps, the attacker is told how, and the findings record it."""
+"""FedAvg with the truth: the client takes several steps, the attacker is told how, and the findings
+record it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def followed() -> unsum.Audit:
 
 def test_samples_come_back_as_the_step_saw_them(followed: unsum.Audit) -> None:
     assert followed.leak.method == "local-steps"
-    assert followed.scores["worst_feature_error"] < 1e-3  # those at the first weights would be farther off
+    # those at the first weights would be farther off
+    assert followed.scores["worst_feature_error"] < 1e-3
     assert followed.scores["label_correct"] == 1
     assert min(followed.leakages) > 0.99
 
@@ -41,7 +43,10 @@ def test_what_was_declared_is_granted_and_recorded(followed: unsum.Audit) -> Non
         "epochs": 1,
     }
     assert followed.to_dict()["setting"]["training"] == declared
-    told = "How the client trains: 2 local steps of SGD at a learning rate of 0.05, a momentum of 0.9, a weight decay of 0.001."
+    told = (
+        "How the client trains: 2 local steps of SGD at a learning rate of 0.05, a momentum of "
+        "0.9, a weight decay of 0.001."
+    )
     assert told in followed.granted
 
 

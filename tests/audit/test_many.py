@@ -1,4 +1,5 @@
-"""Many updates at once: the same findings whoever computes them, nothing lost when something is killed."""
+"""Many updates at once: the same findings whoever computes them, nothing lost when something is
+killed."""
 
 from __future__ import annotations
 
@@ -30,11 +31,16 @@ TESTS = str(Path(__file__).parents[1])
 
 def test_every_client_has_its_own_row() -> None:
     found = list(unsum.attack_many(network(), clients(6), processes=1))
-    assert [finding.client for finding in found] == [f"client-000{n}" for n in (0, 3, 1, 4, 2, 5)]  # by rounds first
+    # by rounds first
+    assert [finding.client for finding in found] == [f"client-000{n}" for n in (0, 3, 1, 4, 2, 5)]
     for finding in found:
         number = int(finding.client[-1])
         counts = {4: 3} if number == 4 else {4: 2, number: 1}
-        assert (finding.exact, finding.batch_size, finding.label_counts) == (True, 3, dict(sorted(counts.items())))
+        assert (finding.exact, finding.batch_size, finding.label_counts) == (
+            True,
+            3,
+            dict(sorted(counts.items())),
+        )
         assert finding.leakage == pytest.approx(1.0, abs=1e-6)
 
 
@@ -51,22 +57,30 @@ def test_a_bad_update_is_one_row_with_its_sentence(tmp_path: Path) -> None:
     ]
     assert "no parameter '0.weight'" in found["1"].reason
     assert "NaN" in found["2"].reason
-    assert all(found[name].state == "not decidable" for name in ("1", "2", "torn", "missing"))  # never called safe
+    # never called safe
+    assert all(found[name].state == "not decidable" for name in ("1", "2", "torn", "missing"))
     assert found["0"].label_counts == found["5"].label_counts == {1: 1, 4: 2}
 
 
-def test_many_at_once_find_what_one_by_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_many_at_once_find_what_one_by_one_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model, alone = network(), []
     torch.manual_seed(0)
     sent: list[unsum.Arrived] = list(clients(5))
     sent[1] = replace(sent[1], update=unsum.Noise(1e-3)(update(1, model)))
-    sent[3] = replace(sent[3], update=update(3, model).map(lambda _name, tensor: tensor * float("nan")))
+    sent[3] = replace(
+        sent[3], update=update(3, model).map(lambda _name, tensor: tensor * float("nan"))
+    )
     file = tmp_path / "last.safetensors"
     update(7, model).save(file)
     everybody = [*sent, file, tmp_path / "missing.safetensors"]
-    expected = repr(figures(unsum.attack_many(model, everybody, processes=1)))  # NaN is not equal to itself
+    # NaN is not equal to itself
+    expected = repr(figures(unsum.attack_many(model, everybody, processes=1)))
     look = unsum.Arrived.look
-    monkeypatch.setattr(unsum.Arrived, "look", lambda one, *given: alone.append(one.client) or look(one, *given))
+    monkeypatch.setattr(
+        unsum.Arrived, "look", lambda one, *given: alone.append(one.client) or look(one, *given)
+    )
     assert repr(figures(unsum.attack_many(model, everybody, at_once=4))) == expected
     assert alone == ["client-0001", "client-0003", "missing"]  # the rest was solved together
     with pytest.raises(UnsumError, match="one process"):
@@ -111,9 +125,13 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole = unsum.attack_many(network(), clients(5), results=file, processes=1)
     assert len(looked) == 5  # none twice
     assert figures(whole) == figures(unsum.attack_many(network(), clients(5), processes=1))
-    changed = [replace(one, update=update(17, network())) if n == 2 else one for n, one in enumerate(clients(5))]
+    changed = [
+        replace(one, update=update(17, network())) if n == 2 else one
+        for n, one in enumerate(clients(5))
+    ]
     again = unsum.attack_many(network(), changed, results=file, processes=1)
-    assert len(looked) == 11  # five for the comparison, and one that is another update under the same name
+    # five for the comparison, and one that is another update under the same name
+    assert len(looked) == 11
     assert next(f for f in again if f.client == "client-0002").label_counts == {4: 2, 17: 1}
 
 
@@ -150,7 +168,11 @@ def test_a_folder_of_rounds(tmp_path: Path) -> None:
     named = [(one.round, one.client) for one in in_folder(tmp_path)]
     assert named == [(0, "bert"), (10, "round-10/anna"), (2, "round-2/anna")]
     found = unsum.attack_many(model, in_folder(tmp_path), processes=1)
-    assert [(f.round, f.label_counts) for f in found] == [(0, {2: 1, 4: 2}), (2, {0: 1, 4: 2}), (10, {1: 1, 4: 2})]
+    assert [(f.round, f.label_counts) for f in found] == [
+        (0, {2: 1, 4: 2}),
+        (2, {0: 1, 4: 2}),
+        (10, {1: 1, 4: 2}),
+    ]
     (tmp_path / "empty").mkdir()
     with pytest.raises(UnsumError, match="holds no update"):
         in_folder(tmp_path / "empty")
@@ -164,14 +186,17 @@ def test_a_folder_of_rounds(tmp_path: Path) -> None:
         ({"method": "ig"}, "use 'auto' or a separator"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(wrong: dict[str, object], sentence: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_runs(
+    wrong: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(UnsumError, match=sentence):
         unsum.attack_many(network(), clients(1), **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.long
 def test_on_processes_a_killed_worker_costs_nothing(tmp_path: Path) -> None:
-    """One that dies of an update gets another try; an update that nobody survives is a row that says so."""
+    """One that dies of an update gets another try; an update that nobody survives is a row that
+    says so."""
     sent = list(clients(6))
     sent[1] = Deadly(sent[1].client, sent[1].update, sent[1].round, tmp_path, 1)
     sent[4] = Deadly(sent[4].client, sent[4].update, sent[4].round, tmp_path, 9)
@@ -213,7 +238,9 @@ def test_killed_and_resumed_is_the_same_as_uninterrupted(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_ray_a_killed_worker_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"
     )  # which Ray reads when it is imported: `uv run` starts the tests
@@ -230,14 +257,19 @@ def test_on_ray_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytes
     assert figures(found) == figures(unsum.attack_many(network(), clients(total), processes=1))
 
 
-def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(tmp_path: Path) -> None:
-    """A client sends its next update under the same name: as many bytes, other numbers, a later date."""
+def test_a_file_that_came_again_is_audited_again_though_its_size_is_the_same(
+    tmp_path: Path,
+) -> None:
+    """A client sends its next update under the same name: as many bytes, other numbers, a later
+    date."""
     model, file, results = network(), tmp_path / "anna.safetensors", tmp_path / "findings.sqlite"
     update(3, model).save(file)
     os.utime(file, ns=(10**18, 10**18))
     size, before = file.stat().st_size, of_file(file).fingerprint
     assert of_file(file).fingerprint == before
-    assert next(iter(unsum.attack_many(model, [file], results=results, processes=1))).label_counts == {3: 1, 4: 2}
+    assert next(
+        iter(unsum.attack_many(model, [file], results=results, processes=1))
+    ).label_counts == {3: 1, 4: 2}
     update(17, model).save(file)
     os.utime(file, ns=(10**18 + 10**9, 10**18 + 10**9))
     assert file.stat().st_size == size
@@ -262,14 +294,20 @@ def test_a_finding_leaks_from_a_fifth_on(leakage: float, state: str) -> None:
 
 def test_certain_findings_stand_first_and_unknown_ones_not_at_all() -> None:
     findings = Findings()
-    for client, leakage, exact in (("a", 0.9, False), ("b", 0.5, True), ("c", 0.7, True), ("d", math.nan, False)):
+    for client, leakage, exact in (
+        ("a", 0.9, False),
+        ("b", 0.5, True),
+        ("c", 0.7, True),
+        ("d", math.nan, False),
+    ):
         findings.put(ClientFinding(0, client, "audited", exact=exact, leakage=leakage), client)
     assert [finding.client for finding in findings.largest(9)] == ["c", "b", "a"]
     assert [finding.client for finding in findings.largest(1)] == ["c"]
 
 
 def test_what_is_expected_to_leak_by_hand() -> None:
-    """1 − e²: of e = 0.1 it is 0.99, of 0.95 0.0975, which is little and means something all the same."""
+    """1 − e²: of e = 0.1 it is 0.99, of 0.95 0.0975, which is little and means something all the
+    same."""
     rows = torch.zeros(2, 3)
     leak = Leak("exact", rows, rows, torch.ones(2, 4), 0.0, 0.1, exact=False)
     assert expected_leakage(leak) == pytest.approx(0.99)
@@ -277,7 +315,8 @@ def test_what_is_expected_to_leak_by_hand() -> None:
     assert expected_leakage(replace(leak, predicted_error=math.inf)) == 0
     assert math.isnan(expected_leakage(replace(leak, predicted_error=math.nan)))
     blind = (Attempt("exact", blind="there are too many samples"),)
-    assert math.isnan(expected_leakage(replace(leak, predicted_error=0.95, tried=blind)))  # no attack applies
+    # no attack applies
+    assert math.isnan(expected_leakage(replace(leak, predicted_error=0.95, tried=blind)))
     assert expected_leakage(replace(leak, tried=blind)) == pytest.approx(0.99)
     sure = replace(leak, predicted_error=math.inf, inputs_exact=torch.tensor([False, True]))
     assert expected_leakage(sure) == 1

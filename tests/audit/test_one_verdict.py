@@ -1,4 +1,5 @@
-"""One update has one verdict and one exit code, whoever looks at it: a report, many updates at once, a federated run."""
+"""One update has one verdict and one exit code, whoever looks at it: a report, many updates at
+once, a federated run."""
 
 from __future__ import annotations
 
@@ -77,9 +78,9 @@ def test_one_function_names_the_state() -> None:
 
 
 def test_one_function_is_every_gate() -> None:
-    assert [result_of(leakages, 0.3) for leakages in ([0.3, 0.1], [0.31, math.nan], [0.1, math.nan], [])] == [
-        *("passed", "failed", "undecided", "undecided")
-    ]
+    assert [
+        result_of(leakages, 0.3) for leakages in ([0.3, 0.1], [0.31, math.nan], [0.1, math.nan], [])
+    ] == [*("passed", "failed", "undecided", "undecided")]
 
 
 def test_findings_of_earlier_versions_can_be_read() -> None:

@@ -1,4 +1,5 @@
-"""Networks that are no classifiers get an audit by what applies, or "not decidable" with what to do: never green."""
+"""Networks that are no classifiers get an audit by what applies, or "not decidable" with what to
+do: never green."""
 
 from __future__ import annotations
 
@@ -79,21 +80,42 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_segmentation_network_is_not_decidable_from_the_command_line(folder: Path, run: Run) -> None:
+def test_a_segmentation_network_is_not_decidable_from_the_command_line(
+    folder: Path, run: Run
+) -> None:
     model, out = f"{folder / 'own.py'}:unet", folder / "report"
-    done = run("audit", "--model", model, "--data", str(folder / "masks.npz"), "--out", str(out), "--fail-above", "0.2")
+    done = run(
+        "audit",
+        "--model",
+        model,
+        "--data",
+        str(folder / "masks.npz"),
+        "--out",
+        str(out),
+        "--fail-above",
+        "0.2",
+    )
     assert done.code == 2
     assert "Not decidable" in done.out
     said = str(json.loads((out / "result.json").read_text())["verdict"])
-    assert "the network has no linear head to start from (its output comes from 'out', a Conv2d)" in said
+    assert (
+        "the network has no linear head to start from (its output comes from 'out', a Conv2d)"
+        in said
+    )
     assert "protect them by noise with a proven bound (dp)" in said
     content = json.loads((out / "result.json").read_text())
     assert "matching, targets granted" in {one["attack"] for one in content["tried"]}
     (headline, first) = (content["verdict"]["headline"], content["verdict"]["details"][0])
-    assert headline.endswith("(its output comes from 'out', a Conv2d).")  # and what to do is no part of it
-    assert first.startswith("Attacks on such networks are not complete: treat its updates as the samples themselves,")
+    # and what to do is no part of it
+    assert headline.endswith("(its output comes from 'out', a Conv2d).")
+    assert first.startswith(
+        "Attacks on such networks are not complete: treat its updates as the samples themselves,"
+    )
     assert content["setting"]["batch_size"] == 4  # its client was played, and is no captured one
-    assert content["setting"]["provenance"]["privacy"] == "No ε: nothing clips, and nothing adds noise."
+    assert (
+        content["setting"]["provenance"]["privacy"]
+        == "No ε: nothing clips, and nothing adds noise."
+    )
     page = (out / "report.html").read_text("utf-8")
     assert "captured elsewhere" not in page
     assert "The truth is not known here" not in page
@@ -114,13 +136,18 @@ def test_an_update_of_such_a_network_that_was_captured(folder: Path) -> None:
     audit = unsum.audit(model, update=update)
     assert audit.verdict.level == "open"
     assert "no linear head to start from" in audit.undecided
-    assert audit.tried[-1].remark.startswith("Gradient matching was not tried: the loss is not known")
+    assert audit.tried[-1].remark.startswith(
+        "Gradient matching was not tried: the loss is not known"
+    )
     assert "client=unsum.ClientTraining(loss=function)" in audit.tried[-1].remark
 
 
 def test_a_loss_of_the_users_and_boxes_are_taken_in_python() -> None:
-    """Five samples are too many to be matched, so that nothing is known; a ceiling there is all the same."""
-    audit = unsum.audit(Segmenter(), (torch.rand(5, 3, 8, 8), torch.rand(5, 4, 8, 8)), loss=_squares)
+    """Five samples are too many to be matched, so that nothing is known; a ceiling there is all the
+    same."""
+    audit = unsum.audit(
+        Segmenter(), (torch.rand(5, 3, 8, 8), torch.rand(5, 4, 8, 8)), loss=_squares
+    )
     assert audit.verdict.level == "open"
     assert [math.isnan(value) for value in audit.leakages] == [True] * 5
     assert audit.ceilings == [1.0] * 5
@@ -200,7 +227,9 @@ def test_losses_by_name_are_of_other_networks_too() -> None:
     own = unsum.audit(model, data, loss=nn.functional.mse_loss, ceiling=False, time_limit=0.1)
     assert named.setting.provenance.update_sha256 == own.setting.provenance.update_sha256
     assert named.setting.loss == "mse"
-    with pytest.raises(unsum.UnsumError, match=r"'focal.*' is known of classifiers with a linear head alone"):
+    with pytest.raises(
+        unsum.UnsumError, match=r"'focal.*' is known of classifiers with a linear head alone"
+    ):
         unsum.audit(model, data, loss="focal")
     with pytest.raises(unsum.UnsumError, match="name it"):
         unsum.audit(model, data)

@@ -1,4 +1,5 @@
-"""Markdown, JSON, JUnit and SARIF: complete, well-formed, and harmless whatever samples and classes are called."""
+"""Markdown, JSON, JUnit and SARIF: complete, well-formed, and harmless whatever samples and classes
+are called."""
 
 from __future__ import annotations
 
@@ -42,12 +43,15 @@ HOSTILE = [
 
 
 def schema() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((files("unsum.audit") / "schema" / "result.schema.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads(
+        (files("unsum.audit") / "schema" / "result.schema.json").read_text("utf-8")
+    )
     return content
 
 
 def closed(part: Any) -> Any:
-    """The schema with every object closed, so that a field it does not describe is an error here."""
+    """The schema with every object closed, so that a field it does not describe is an error
+    here."""
     if isinstance(part, list):
         return [closed(item) for item in part]
     if not isinstance(part, dict):
@@ -64,7 +68,10 @@ def complaints(content: dict[str, Any]) -> list[str]:
     narrowed = {**strict, "$ref": f"#/$defs/{content['kind']}"}
     del narrowed["oneOf"]
     assert Draft202012Validator(schema()).is_valid(content)
-    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(narrowed).iter_errors(content)]
+    return [
+        f"{error.json_path}: {error.message}"
+        for error in Draft202012Validator(narrowed).iter_errors(content)
+    ]
 
 
 class TestSchema:
@@ -73,7 +80,8 @@ class TestSchema:
         assert json.loads((DOCS / "schema" / "result.schema.json").read_text("utf-8")) == schema()
 
     @pytest.mark.parametrize(
-        "audit", [synthetic(), synthetic(found=2, pictures=False), captured(), captured(exact=False)]
+        "audit",
+        [synthetic(), synthetic(found=2, pictures=False), captured(), captured(exact=False)],
     )
     def test_audits_fit_and_every_field_is_described(self, audit: Audit, tmp_path: Path) -> None:
         audit.write(tmp_path / "report")
@@ -109,7 +117,11 @@ class TestSchema:
     def test_leakage_and_labels_are_in_the_json(self) -> None:
         first = synthetic().to_dict()["samples"][0]
         assert first["leakage"] == pytest.approx(1)
-        assert (first["title"], first["label"], first["found_label"]) == ("a lighthouse", "harbour", "harbour")
+        assert (first["title"], first["label"], first["found_label"]) == (
+            "a lighthouse",
+            "harbour",
+            "harbour",
+        )
         alone = captured().to_dict()
         assert alone["truth_known"] is False
         assert alone["samples"][0] == {
@@ -166,9 +178,13 @@ class TestMarkdown:
     @pytest.mark.parametrize("name", HOSTILE)
     @pytest.mark.parametrize("make", [synthetic, captured])
     def test_hostile_names_change_no_structure(self, name: str, make: Any) -> None:
-        """The same lines begin the same way, tables have the same cells, and no sign of Markdown's is left bare."""
+        """The same lines begin the same way, tables have the same cells, and no sign of Markdown's
+        is left bare."""
         audit = make()
-        calm, wild = (render_markdown(with_names(audit, text)).encode().decode().splitlines() for text in ("x", name))
+        calm, wild = (
+            render_markdown(with_names(audit, text)).encode().decode().splitlines()
+            for text in ("x", name)
+        )
         calm_outside, _ = _without_fence(calm)
         outside, command = _without_fence(wild)
         assert command == plain(name).splitlines()  # as it was typed
@@ -197,7 +213,11 @@ def _without_fence(lines: list[str]) -> tuple[list[str], list[str]]:
     """The lines outside the one fenced block, and those inside, as Markdown tells them apart."""
     first = next(i for i, line in enumerate(lines) if line.startswith("```"))
     fence = lines[first].removesuffix("console")
-    last = next(i for i, line in enumerate(lines) if i > first and line.strip("`") == "" and len(line) >= len(fence))
+    last = next(
+        i
+        for i, line in enumerate(lines)
+        if i > first and line.strip("`") == "" and len(line) >= len(fence)
+    )
     outside = lines[:first] + lines[last + 1 :]
     assert not [line for line in outside if line.startswith("```")]
     return outside, lines[first + 1 : last]
@@ -219,7 +239,9 @@ class TestJunit:
         for element in (root, suite):
             assert [element.get(key) for key in ("tests", "failures", "errors")] == ["3", "1", "1"]
         cases = suite.findall("testcase")
-        assert [case.get("name") for case in cases] == [f"{i}. {title}" for i, title in enumerate(TITLES, start=1)]
+        assert [case.get("name") for case in cases] == [
+            f"{i}. {title}" for i, title in enumerate(TITLES, start=1)
+        ]
         failure = cases[0].find("failure")
         assert failure is not None
         assert failure.get("message") == "leakage 90 % of the picture is above 20 %"
@@ -244,12 +266,16 @@ class TestJunit:
             "testcase",
             "failure",
         }
-        assert [case.get("name") for case in root.iter("testcase")] == [f"{i}. {one_line(name)}" for i in (1, 2, 3)]
+        assert [case.get("name") for case in root.iter("testcase")] == [
+            f"{i}. {one_line(name)}" for i in (1, 2, 3)
+        ]
 
 
 class TestSarif:
     def run(self, audit: Audit, level: float = 0.2, report: Path | None = None) -> dict[str, Any]:
-        content = json.loads(render_sarif(audit, audit.gate(level), report), parse_constant=pytest.fail)
+        content = json.loads(
+            render_sarif(audit, audit.gate(level), report), parse_constant=pytest.fail
+        )
         assert content["version"] == "2.1.0"
         assert content["$schema"].endswith("sarif-schema-2.1.0.json")
         (run,) = content["runs"]
@@ -271,7 +297,10 @@ class TestSarif:
     def test_one_result_a_finding(self) -> None:
         audit = replace(synthetic(), shares=shares(0.9, 0.1, math.nan))
         run = self.run(audit)
-        found = [(result["ruleId"], result["level"], result["properties"]["leakage"]) for result in run["results"]]
+        found = [
+            (result["ruleId"], result["level"], result["properties"]["leakage"])
+            for result in run["results"]
+        ]
         assert found == [
             ("sample-leakage", "error", 0.9),
             ("label-leakage", "note", 0.1),  # its label was found all the same
@@ -280,7 +309,9 @@ class TestSarif:
         assert run["invocations"][0]["exitCode"] == 1
         prints = [result["partialFingerprints"]["sample/v1"] for result in run["results"]]
         assert len(set(prints)) == 3
-        assert prints == [result["partialFingerprints"]["sample/v1"] for result in self.run(audit)["results"]]
+        assert prints == [
+            result["partialFingerprints"]["sample/v1"] for result in self.run(audit)["results"]
+        ]
 
     def test_nothing_found_is_no_result(self) -> None:
         audit = synthetic()
@@ -288,8 +319,12 @@ class TestSarif:
         assert self.run(replace(audit, samples=rows, shares=shares(*[0.0] * 3)))["results"] == []
 
     def test_the_report_is_where_findings_point(self, tmp_path: Path) -> None:
-        place = self.run(synthetic(), report=Path("my reports/<b>#.html"))["results"][0]["locations"][0]
-        assert place["physicalLocation"]["artifactLocation"]["uri"] == "my%20reports/%3Cb%3E%23.html"
+        place = self.run(synthetic(), report=Path("my reports/<b>#.html"))["results"][0][
+            "locations"
+        ][0]
+        assert (
+            place["physicalLocation"]["artifactLocation"]["uri"] == "my%20reports/%3Cb%3E%23.html"
+        )
         place = self.run(synthetic(), report=tmp_path / "report.html")["results"][0]["locations"][0]
         assert place["physicalLocation"]["artifactLocation"]["uri"].startswith("file:///")
 
@@ -323,5 +358,11 @@ def test_hostile_names_can_be_written_and_shown(name: str, tmp_path: Path) -> No
 
 def test_what_json_cannot_hold_is_null_however_deep() -> None:
     content = {"a": [1.5, math.nan, {"b": math.inf}], "c": -math.inf, "d": 0.0, "e": True, "f": 3}
-    assert finite(content) == {"a": [1.5, None, {"b": None}], "c": None, "d": 0.0, "e": True, "f": 3}
+    assert finite(content) == {
+        "a": [1.5, None, {"b": None}],
+        "c": None,
+        "d": 0.0,
+        "e": True,
+        "f": 3,
+    }
     json.dumps(finite(content), allow_nan=False)

@@ -1,4 +1,5 @@
-"""The report's page, checked as text: every value in it, hostile names harmless, nothing loaded from elsewhere."""
+"""The report's page, checked as text: every value in it, hostile names harmless, nothing loaded
+from elsewhere."""
 
 from __future__ import annotations
 
@@ -65,8 +66,25 @@ def test_page_says_everything() -> None:
     text = Page(render(audit)).text
     verdict = [audit.verdict.headline, *audit.verdict.details, "100 %", "Leakage of features"]
     facts = [*TITLES, *CLASSES[:3], *verdict, *audit.granted]
-    figures = ["2.5e-06", "4.5e-06", "3.5e-09", "0.125", "1.25 s", "1.0000", f"{audit.scores['psnr']:.1f}", "exact: "]
-    settings = ["tiny net", "Clip(4)", "train", "abacus", "unsum audit --seed 7", "torch 9.8.7", "3 samples, 4 classes"]
+    figures = [
+        "2.5e-06",
+        "4.5e-06",
+        "3.5e-09",
+        "0.125",
+        "1.25 s",
+        "1.0000",
+        f"{audit.scores['psnr']:.1f}",
+        "exact: ",
+    ]
+    settings = [
+        "tiny net",
+        "Clip(4)",
+        "train",
+        "abacus",
+        "unsum audit --seed 7",
+        "torch 9.8.7",
+        "3 samples, 4 classes",
+    ]
     for expected in [*facts, *figures, *settings, *(f"{row.psnr:.1f} dB" for row in audit.samples)]:
         assert expected in text
 
@@ -95,12 +113,19 @@ def test_values_are_clipped_and_rounded_and_nan_is_black() -> None:
     wild = audit.truth.images.clone()
     wild[0, :, 0, :4] = torch.tensor([-3.0, 7.0, math.nan, 100.9 / 255])
     page = Page(render(replace(audit, truth=replace(audit.truth, images=wild))))
-    assert decode(page.attributes("img")[0]["src"])[0, :4].tolist() == [[0] * 3, [255] * 3, [0] * 3, [101] * 3]
+    assert decode(page.attributes("img")[0]["src"])[0, :4].tolist() == [
+        [0] * 3,
+        [255] * 3,
+        [0] * 3,
+        [101] * 3,
+    ]
 
 
 def test_without_an_inverse_only_the_originals_are_shown() -> None:
     page = Page(render(synthetic(pictures=False)))
-    assert [image["alt"] for image in page.attributes("img")] == [f"Original: {title}" for title in TITLES]
+    assert [image["alt"] for image in page.attributes("img")] == [
+        f"Original: {title}" for title in TITLES
+    ]
     assert "No inverse fits this model" in page.text
     assert "There are no pictures for this model: wrong backbone." in page.text
     assert "Recovered" not in page.text
@@ -122,7 +147,8 @@ def test_a_sample_that_was_not_found_has_a_placeholder() -> None:
     assert audit.samples[2].found is None
     page = Page(render(audit))
     assert len(page.attributes("img")) == 5
-    assert page.text.count("not found") == 4  # in the picture's place, as its label, in the table and in the legend
+    # in the picture's place, as its label, in the table and in the legend
+    assert page.text.count("not found") == 4
     assert "is scored as what anybody could answer" in page.text
     assert "features of 2 of its 3 pictures" in page.text
 
@@ -135,7 +161,9 @@ def test_samples_that_are_no_pictures_get_none() -> None:
     assert "no picture " not in page.text
 
 
-@pytest.mark.parametrize("level", ["severe", "partial", "features", "labels", "unproven", "protected"])
+@pytest.mark.parametrize(
+    "level", ["severe", "partial", "features", "labels", "unproven", "protected"]
+)
 def test_the_level_is_worded_and_not_only_colored(level: str) -> None:
     audit = synthetic()
     if level in ("severe", "partial"):
@@ -167,19 +195,25 @@ def test_hostile_names_are_text(text: str) -> None:
     html = render(with_names(synthetic(), text))
     page = Page(html)
     assert text not in html
-    # Three titles in caption, slider and table; three labels, true and found, in caption and table; then model, defenses and
-    # versions twice, command, device, note and auxiliary photos once, and the defense in what to do now.
+    # Three titles in caption, slider and table; three labels, true and found, in caption and table;
+    # then model, defenses and versions twice, command, device, note and auxiliary photos once, and
+    # the defense in what to do now.
     assert page.text.count(text) == 3 * 3 + 3 * 2 * 2 + 3 * 2 + 4 + 1
     assert len(page.attributes("script")) == 1  # our own
     assert len(page.attributes("img")) == 6
-    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert not [
+        name for _, attributes in page.elements for name in attributes if name.startswith("on")
+    ]
 
 
 def test_nothing_comes_from_elsewhere() -> None:
     html = render(synthetic())
     page = Page(html)
     addresses = [
-        value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")
+        value
+        for _, attributes in page.elements
+        for name, value in attributes.items()
+        if name in ("src", "href")
     ]
     assert addresses
     assert all(value is not None and value.startswith(("data:", "#")) for value in addresses)
@@ -193,7 +227,10 @@ def test_policy_admits_this_style_and_this_script_and_no_other() -> None:
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert "unsafe" not in policy
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
-    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}';" in policy
+    assert (
+        "script-src "
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}';"
+    ) in policy
     assert " style=" not in html  # the policy would refuse it
 
 
@@ -241,7 +278,9 @@ def test_audit_from_python_has_no_command() -> None:
 
 def test_what_it_was_granted_and_where_it_lies_are_landmarks() -> None:
     page = Page(render(synthetic()))
-    assert [len(page.attributes(tag)) for tag in ("header", "nav", "main", "footer", "h1")] == [1] * 5
+    assert [len(page.attributes(tag)) for tag in ("header", "nav", "main", "footer", "h1")] == [
+        1
+    ] * 5
     first_link = page.attributes("a")[0]
     assert first_link["href"] == "#headline"
     targets = {attributes.get("id") for _, attributes in page.elements}

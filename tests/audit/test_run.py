@@ -15,7 +15,8 @@ from unsum.data import embedded_batch
 
 
 def test_the_default_audit_recovers_everything(default_audit: unsum.Audit) -> None:
-    """Labels 8 of 8, features below 1e-4 for every sample, pictures above 18 dB; nothing granted but public photos."""
+    """Labels 8 of 8, features below 1e-4 for every sample, pictures above 18 dB; nothing granted
+    but public photos."""
     scores, leak = default_audit.scores, default_audit.leak
     assert leak.batch_size == 8
     assert sorted(leak.labels.tolist()) == sorted(default_audit.truth.targets.tolist())
@@ -119,7 +120,9 @@ def test_files_are_written_and_not_overwritten(default_audit: unsum.Audit, tmp_p
     assert (folder / "notes.txt").read_text() == "mine"
     (folder / "result.json").write_text('{"schema": 1}')  # not one that an audit leaves
     page.write_text("mine")
-    with pytest.raises(unsum.UnsumError, match="exists already, and unsum did not make it; add --force"):
+    with pytest.raises(
+        unsum.UnsumError, match="exists already, and unsum did not make it; add --force"
+    ):
         default_audit.write(folder)
     assert page.read_text() == "mine"
     default_audit.write(folder, force=True)
@@ -151,7 +154,9 @@ def test_a_batch_with_names_of_its_own() -> None:
 
 def test_a_label_rule_and_what_it_is_granted_are_shown() -> None:
     net, images, targets = small_net(), pictures(5), torch.tensor([4, 4, 4, 17, 30])
-    result = unsum.audit(net, (images, targets), attack="fgla", label_rule="llg", batch_size_known=True)
+    result = unsum.audit(
+        net, (images, targets), attack="fgla", label_rule="llg", batch_size_known=True
+    )
     assert result.scores["label_correct"] == 1
     assert result.setting.attack == "fgla, labels by llg"
     assert "The batch size (5)." in result.granted
@@ -167,7 +172,8 @@ def test_rules_that_probe_the_model_see_it_as_clients_train_it(train: bool) -> N
     net[1].register_forward_hook(lambda module, _inputs, _output: modes.append(module.training))
     data = pictures(4), torch.tensor([4, 4, 17, 30])
     for _ in range(2):
-        modes.clear()  # the passes by which the head is found are of both modes, and of the first audit alone
+        # the passes by which the head is found are of both modes, and of the first audit alone
+        modes.clear()
         unsum.audit(net, data, train=train, label_rule="llg*", batch_size_known=True, ceiling=False)
     assert len(modes) > 10  # the client's pass, the probes, the features to compare with
     assert set(modes) == {train}
@@ -175,7 +181,8 @@ def test_rules_that_probe_the_model_see_it_as_clients_train_it(train: bool) -> N
 
 
 def test_features_of_a_picture_that_was_guessed_are_no_leak() -> None:
-    """Untrained networks give any two pictures similar features: one step of matching from noise has found nothing."""
+    """Untrained networks give any two pictures similar features: one step of matching from noise
+    has found nothing."""
     how = {"batch": 1, "image_size": 64, "train": False, "batch_size_known": True}
     result = unsum.audit("torchvision:resnet18", attack="ig:steps=1", **how)
     assert result.leak.pictures_first
@@ -191,7 +198,10 @@ def test_buffers_that_are_sent_along_are_named_in_the_report() -> None:
         torch.nn.Flatten(),
         torch.nn.Linear(400, 20),
     )
-    model, data = torch.nn.Sequential(*layers), (embedded_batch(3, image_size=12).images, torch.tensor([4, 4, 1]))
+    model, data = (
+        torch.nn.Sequential(*layers),
+        (embedded_batch(3, image_size=12).images, torch.tensor([4, 4, 1])),
+    )
     sent = unsum.audit(model, data, buffers=True, compare=True)
     told = "statistics of 1 layers were sent along: the batch's mean and variance of 4 channels"
     assert any(told in note for note in sent.leak.notes)

@@ -33,7 +33,9 @@ def strengths(text: str) -> list[float]:
     return [defense.strength for defense in plan(text).defenses]
 
 
-def point(*shares: float, strength: float | None = None, accuracy: float = 0.5, refused: str = "") -> Point:
+def point(
+    *shares: float, strength: float | None = None, accuracy: float = 0.5, refused: str = ""
+) -> Point:
     """A strength at which samples leak these shares, and whose training ends there."""
     names = HOSTILE if len(shares) == 2 else [f"photo {i}" for i in range(len(shares))]
     rows = [
@@ -41,16 +43,29 @@ def point(*shares: float, strength: float | None = None, accuracy: float = 0.5, 
         for name, share in zip(names, shares, strict=True)
     ]
     learned = Accuracy(accuracy, accuracy - 0.05, accuracy + 0.05)
-    return Point(f"Noise({strength})", strength, rows, method="exact", refused=refused, accuracy=learned)
+    return Point(
+        f"Noise({strength})", strength, rows, method="exact", refused=refused, accuracy=learned
+    )
 
 
 def constructed(*curves: Curve, keep_under: float = 0.3) -> Sweep:
     setting = Setting(
-        "tiny net", 2, 4, "train", "none", "exact", 7, "abacus", f"unsum {HOSTILE[0]}", {"torch": "9.8.7"}
+        "tiny net",
+        2,
+        4,
+        "train",
+        "none",
+        "exact",
+        7,
+        "abacus",
+        f"unsum {HOSTILE[0]}",
+        {"torch": "9.8.7"},
     )
     task = Task("Which is which?", 4, 100, 50, 4, 32, 60, 3, 0.25, 1.5, 7000, 4_000_000)
     baseline = replace(point(1.0, 0.9, accuracy=0.6), defenses="none", exact=True)
-    return Sweep(setting, keep_under, [baseline], list(curves), task, ["The weights."], HOSTILE, 12.5)
+    return Sweep(
+        setting, keep_under, [baseline], list(curves), task, ["The weights."], HOSTILE, 12.5
+    )
 
 
 class TestPlan:
@@ -83,7 +98,11 @@ class TestPlan:
                 with pytest.raises(unsum.UnsumError, match="needs the updates of the 3 others"):
                     plan("secagg=4")
                 continue
-            text = f"{entry.name}={entry.method.example:g}" if has_strength(entry.method) else entry.name
+            text = (
+                f"{entry.name}={entry.method.example:g}"
+                if has_strength(entry.method)
+                else entry.name
+            )
             assert len(plan(text).defenses) == 1
 
     @pytest.mark.parametrize(
@@ -117,7 +136,9 @@ class TestPlan:
 class TestEnough:
     def test_the_weakest_that_keeps_every_sample_under(self) -> None:
         curve = Curve(
-            "noise", SCALE, [point(1, 1, strength=1), point(0, 0.3, strength=2), point(0.29, 0.1, strength=3)]
+            "noise",
+            SCALE,
+            [point(1, 1, strength=1), point(0, 0.3, strength=2), point(0.29, 0.1, strength=3)],
         )
         enough = curve.enough(0.3)
         assert enough is not None
@@ -126,24 +147,45 @@ class TestEnough:
         assert curve.enough(0.1) is None
 
     def test_a_strength_that_was_lucky_is_not_enough(self) -> None:
-        lucky = Curve("noise", SCALE, [point(0, strength=1), point(0.9, strength=2), point(0, strength=3)])
+        lucky = Curve(
+            "noise", SCALE, [point(0, strength=1), point(0.9, strength=2), point(0, strength=3)]
+        )
         assert lucky.enough(0.3) is lucky.points[2]
-        assert Curve("noise", SCALE, [point(0, strength=1), point(0.9, strength=2)]).enough(0.3) is None
+        assert (
+            Curve("noise", SCALE, [point(0, strength=1), point(0.9, strength=2)]).enough(0.3)
+            is None
+        )
 
     def test_a_sample_of_which_nobody_knows_is_not_under_the_level(self) -> None:
-        assert (point(0.1, math.nan, strength=1).over(0.3), point(0.1, math.nan, strength=1).under(0.3)) == (1, False)
-        assert (point(0.1, 0.3, strength=1).over(0.3), point(0.1, 0.29, strength=1).under(0.3)) == (1, True)
+        assert (
+            point(0.1, math.nan, strength=1).over(0.3),
+            point(0.1, math.nan, strength=1).under(0.3),
+        ) == (1, False)
+        assert (point(0.1, 0.3, strength=1).over(0.3), point(0.1, 0.29, strength=1).under(0.3)) == (
+            1,
+            True,
+        )
         assert not point(strength=1).under(0.3)  # nothing was measured
 
     def test_what_could_not_be_attacked_speaks_neither_for_nor_against(self) -> None:
-        refused = Curve("noise", SCALE, [point(0.1, strength=1), point(strength=2, refused="It is infinite.")])
+        refused = Curve(
+            "noise", SCALE, [point(0.1, strength=1), point(strength=2, refused="It is infinite.")]
+        )
         assert refused.enough(0.3) is refused.points[0]
-        assert Curve("noise", SCALE, [point(strength=2, refused="It is infinite.")]).enough(0.3) is None
+        assert (
+            Curve("noise", SCALE, [point(strength=2, refused="It is infinite.")]).enough(0.3)
+            is None
+        )
 
     def test_the_words_name_it_and_its_price(self) -> None:
-        curve = Curve("clip", NORM, [point(1, 1, strength=4), point(0.1, 0.2, strength=0.5, accuracy=0.4)])
+        curve = Curve(
+            "clip", NORM, [point(1, 1, strength=4), point(0.1, 0.2, strength=0.5, accuracy=0.4)]
+        )
         sweep = constructed(curve)
-        kept = "Clip of 0.5 keeps the attacks tried under 30 %, but ruins the model: accuracy is 40 % instead of 60 %"
+        kept = (
+            "Clip of 0.5 keeps the attacks tried under 30 %, but ruins the model: accuracy is 40 % "
+            "instead of 60 %"
+        )
         assert headline(sweep) == f"{kept}; unproven: the ceiling is not known."
         assert level(sweep) == "partial"
         kept = constructed(Curve("clip", NORM, [point(0.1, 0.2, strength=0.5, accuracy=0.55)]))
@@ -157,7 +199,9 @@ class TestEnough:
         )
         assert level(proven) == "protected"
         assert both.proven(0.1) is None
-        assert sentences(sweep)[0].startswith("Without any defense, 2 of 2 samples leak 30 % or more")
+        assert sentences(sweep)[0].startswith(
+            "Without any defense, 2 of 2 samples leak 30 % or more"
+        )
         assert "accuracy is 40 % instead of 60 %" in sentences(sweep)[1]
         assert "--sweep clip=0.5..4 finds" in closer(sweep, curve)
         assert sweep.cost(curve.points[1]) == pytest.approx(0.2)
@@ -165,8 +209,14 @@ class TestEnough:
     def test_the_words_when_none_is_enough(self) -> None:
         weak = Curve("noise", SCALE, [point(1, 1, strength=1), point(0.1, 0.6, strength=2)])
         switch = Curve("sign", None, [point(0.1, 0.2)])
-        assert headline(constructed(weak)) == "None of the strengths tried keeps every sample under 30 %."
-        assert "at 2, the strongest, 1 of 2 samples leaks 30 % or more" in sentences(constructed(weak))[1]
+        assert (
+            headline(constructed(weak))
+            == "None of the strengths tried keeps every sample under 30 %."
+        )
+        assert (
+            "at 2, the strongest, 1 of 2 samples leaks 30 % or more"
+            in sentences(constructed(weak))[1]
+        )
         assert level(constructed(weak)) == "severe"
         assert headline(constructed(weak, switch)) == (
             "1 of 2 defenses keeps the attacks tried under 30 %; it is not proven."
@@ -178,33 +228,44 @@ class TestEnough:
         dear = Curve("noise", SCALE, [point(0.1, 0.2, strength=1, accuracy=0.2)])
         cheap = Curve("sign", None, [point(0.1, 0.2, accuracy=0.5)])
         assert headline(constructed(dear, cheap)).endswith(
-            "2 of 2 defenses keep the attacks tried under 30 %; sign costs least; 1 of them ruins the model; none of "
-            "them is proven."
+            "2 of 2 defenses keep the attacks tried under 30 %; sign costs least; 1 of them ruins "
+            "the model; none of them is proven."
         )
 
     def test_the_words_when_nothing_can_be_said(self) -> None:
         refused = Curve("drop-head", None, [point(refused="The update lacks 'head.weight'.")])
-        assert headline(constructed(refused)).startswith("Not decidable: no strength could be attacked")
+        assert headline(constructed(refused)).startswith(
+            "Not decidable: no strength could be attacked"
+        )
         assert level(constructed(refused)) == "open"
         assert 'class="verdict open"' in render(constructed(refused))
         assert "nothing speaks for it. The update lacks" in sentences(constructed(refused))[1]
 
     def test_the_words_when_no_defense_is_needed(self) -> None:
         sweep = constructed(Curve("sign", None, [point(0.1, 0.2)]), keep_under=1.0)
-        calm = replace(sweep, references=[replace(sweep.undefended, samples=point(0.2, 0.1).samples)])
+        calm = replace(
+            sweep, references=[replace(sweep.undefended, samples=point(0.2, 0.1).samples)]
+        )
         assert headline(calm).startswith("Without any defense, the attacks tried already read less")
 
 
 class TestPage:
     curves = (
-        Curve("noise", SCALE, [point(1, 1, strength=0.01), point(0.12, 0.2, strength=0.1, accuracy=0.37)]),
+        Curve(
+            "noise",
+            SCALE,
+            [point(1, 1, strength=0.01), point(0.12, 0.2, strength=0.1, accuracy=0.37)],
+        ),
         Curve("sign", None, [point(refused=f"It is {HOSTILE[1]}.")]),
     )
 
     def test_it_says_everything(self) -> None:
         page = render(constructed(*self.curves)).replace("\N{NO-BREAK SPACE}", " ")
         for expected in (
-            "1 of 2 defenses keeps the attacks tried under 30 %; it ruins the model; it is not proven.",
+            (
+                "1 of 2 defenses keeps the attacks tried under 30 %; it ruins the model; it is not "
+                "proven."
+            ),
             "0.1 <span",
             "tiny net",
             "abacus",
@@ -236,7 +297,8 @@ class TestPage:
         page = render(constructed(*self.curves))
         assert page.count('class="chosen-line"') == 1
         intervals = page.count('<svg class="interval"')
-        assert intervals == sum(1 + len(curve.points) for curve in self.curves)  # in every row of the tables
+        # in every row of the tables
+        assert intervals == sum(1 + len(curve.points) for curve in self.curves)
         # Two drawings and the level's bar.
         assert page.count("<svg") - page.count('<svg viewBox="0 0 32 12"') - intervals == 3
         assert "not attacked" in page
@@ -248,7 +310,8 @@ class TestPage:
         assert low.verdict(0.3) == "unproven"
         assert replace(low, ceiling=0.3).verdict(0.3) == "unproven"
         assert replace(low, ceiling=0.29).verdict(0.3) == "protected"
-        assert replace(low, ceiling_mean=0.1).verdict(0.3) == "unproven"  # a mean proves nothing of each
+        # a mean proves nothing of each
+        assert replace(low, ceiling_mean=0.1).verdict(0.3) == "unproven"
         assert replace(low, ceiling=0.29, labels=named).verdict(0.3) == "labels leak"
         assert point(refused="It is infinite.").verdict(0.3) == "not decidable"
         assert replace(point(refused="It is infinite."), ceiling=0.1).verdict(0.3) == "protected"
@@ -258,7 +321,9 @@ class TestPage:
     def test_a_defense_ruins_the_model_where_training_without_any_was_not_measured(self) -> None:
         """It was green: the best of the other strengths stands for no defense."""
         strong = replace(point(0.1, 0.0, strength=2, accuracy=0.3), ceiling=0.1)
-        sweep = constructed(Curve("noise", SCALE, [point(0.9, 0.9, strength=1, accuracy=0.5), strong]))
+        sweep = constructed(
+            Curve("noise", SCALE, [point(0.9, 0.9, strength=1, accuracy=0.5), strong])
+        )
         unpriced = replace(sweep, references=[replace(sweep.undefended, accuracy=None)])
         assert unpriced.ruins(strong)
         assert level(unpriced) != "protected"
@@ -280,7 +345,10 @@ class TestPage:
             sweep,
             task=None,
             references=[replace(sweep.undefended, accuracy=None)],
-            curves=[replace(c, points=[replace(p, accuracy=None) for p in c.points]) for c in sweep.curves],
+            curves=[
+                replace(c, points=[replace(p, accuracy=None) for p in c.points])
+                for c in sweep.curves
+            ],
         )
         assert "How accuracy was measured" not in render(bare)
         assert "learned-dot" not in render(bare).split("</style>")[1]
@@ -314,7 +382,9 @@ def default_sweep() -> Sweep:
 
 
 class TestOnTheDefaultModel:
-    def test_weak_noise_stops_nothing_and_strong_noise_everything(self, default_sweep: Sweep) -> None:
+    def test_weak_noise_stops_nothing_and_strong_noise_everything(
+        self, default_sweep: Sweep
+    ) -> None:
         weak, strong = default_sweep.curves[0].points
         assert [round(row.leakage, 3) for row in default_sweep.undefended.samples] == [1] * 2
         assert [round(row.leakage, 3) for row in weak.samples] == [1] * 2
@@ -329,7 +399,9 @@ class TestOnTheDefaultModel:
         assert math.isnan(dropped.worst)
         assert default_sweep.curves[1].enough(1.0) is None
 
-    def test_the_picture_of_the_most_leaked_sample_is_on_the_page(self, default_sweep: Sweep) -> None:
+    def test_the_picture_of_the_most_leaked_sample_is_on_the_page(
+        self, default_sweep: Sweep
+    ) -> None:
         page = render(default_sweep)
         assert page.count("data:image/jpeg") == 2 * (3 + 1)  # no defense twice, two noises
         assert "Chelsea the cat" in page
@@ -356,7 +428,9 @@ class TestSweep:
 
     def test_a_range_of_noise_goes_on_to_the_first_that_is_proven(self) -> None:
         limits = unsum.AuditLimits(time_limit=5.0)
-        ranged = unsum.sweep(small_net(), self.data, over="noise=1e-3..1e-2/2", utility=False, limits=limits)
+        ranged = unsum.sweep(
+            small_net(), self.data, over="noise=1e-3..1e-2/2", utility=False, limits=limits
+        )
         (curve,) = ranged.curves
         assert curve.added
         assert [p.strength for p in curve.points[:2]] == [1e-3, 1e-2]
@@ -365,12 +439,16 @@ class TestSweep:
         assert added.proven(0.2)
         weaker = unsum.ceiling(small_net(), self.data, noise=added.strength / 10**0.5, level=0.2)
         assert weaker.decided(0.2) != "below"  # it is the first
-        assert f"Noise of {added.strength:g} proves that nobody reads 20 % of any sample." in repr(ranged)
+        assert f"Noise of {added.strength:g} proves that nobody reads 20 % of any sample." in repr(
+            ranged
+        )
         assert "It was added: no strength asked for is proven." in repr(ranged)
         content = ranged.to_dict()
         assert content["proven"][0]["strength"] == added.strength
         assert content["sweeps"][0]["added"] is True
-        listed = unsum.sweep(small_net(), self.data, over="noise=1e-3,1e-2", utility=False, limits=limits)
+        listed = unsum.sweep(
+            small_net(), self.data, over="noise=1e-3,1e-2", utility=False, limits=limits
+        )
         assert (len(listed.curves[0].points), listed.curves[0].added) == (2, False)
         assert listed.to_dict()["proven"][0]["found"] is False
 
@@ -391,7 +469,9 @@ class TestSweep:
             ({"attack": "exakt"}, "did you mean 'exact'"),
         ],
     )
-    def test_what_cannot_work_is_refused_in_one_sentence(self, arguments: dict[str, object], sentence: str) -> None:
+    def test_what_cannot_work_is_refused_in_one_sentence(
+        self, arguments: dict[str, object], sentence: str
+    ) -> None:
         with pytest.raises(unsum.UnsumError, match=sentence):
             unsum.sweep(small_net(), self.data, **{"utility": False, **arguments})  # type: ignore[arg-type]
 

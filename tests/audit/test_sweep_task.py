@@ -11,7 +11,14 @@ import torch
 import unsum
 from support.long import long
 from unsum.audit.sweep import task
-from unsum.audit.sweep.task import Accuracy, Pictures, photo_tiles, pictures_from_file, scale_to, train
+from unsum.audit.sweep.task import (
+    Accuracy,
+    Pictures,
+    photo_tiles,
+    pictures_from_file,
+    scale_to,
+    train,
+)
 from unsum.client import capture
 from unsum.defend import DEFENSES, parse_defense
 from unsum.defend.defense import has_strength
@@ -37,7 +44,11 @@ def colors(folder: Path, *, channels: int = 3, name: str = "task.npz") -> Path:
     """A task that is easily learnt: bright pictures and dark ones."""
     labels = np.arange(256) % 2
     noise = np.random.default_rng(0).integers(0, 100, (256, 10, 12, channels))
-    np.savez(folder / name, images=(noise + 150 * labels[:, None, None, None]).astype(np.uint8), labels=labels + 5)
+    np.savez(
+        folder / name,
+        images=(noise + 150 * labels[:, None, None, None]).astype(np.uint8),
+        labels=labels + 5,
+    )
     return folder / name
 
 
@@ -56,7 +67,8 @@ def undefended(tiles: Pictures) -> Accuracy:
 
 @pytest.mark.long
 def test_training_learns_and_noise_costs(tiles: Pictures, undefended: Accuracy) -> None:
-    """Undefended far above guessing and below perfection, so that a cost can show; strong noise takes most of it."""
+    """Undefended far above guessing and below perfection, so that a cost can show; strong noise
+    takes most of it."""
     assert undefended.low > 3 * tiles.chance
     assert undefended.high < 0.9
     assert train(tiles, []) == undefended
@@ -87,14 +99,18 @@ def test_every_defense_can_be_priced(tiles: Pictures, quick: None, name: str) ->
     assert 0 <= accuracy.mean <= 1
 
 
-def test_a_training_that_would_take_too_long_says_so(tiles: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_would_take_too_long_says_so(
+    tiles: Pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(task, "_PATIENCE", 0.0)
     with pytest.raises(unsum.UnsumError, match="would take about"):
         train(tiles, [])
 
 
 @pytest.mark.long
-def test_the_reason_why_there_is_no_accuracy_reaches_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_why_there_is_no_accuracy_reaches_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(task, "_PATIENCE", 0.0)
     sweep = unsum.sweep("mlp", over="sign", batch=1)
     assert sweep.undefended.accuracy is None
@@ -117,14 +133,25 @@ def test_a_task_of_ones_own(tmp_path: Path, channels: int) -> None:
     [
         ({"images": np.zeros((99, 8, 8, 3), np.uint8)}, "the arrays 'images' and 'labels'"),
         ({"images": np.zeros((99, 8, 8, 3)), "labels": np.arange(99)}, "must be uint8"),
-        ({"images": np.zeros((99, 3, 8, 8), np.uint8), "labels": np.arange(99)}, "must be uint8 of shape"),
-        ({"images": np.zeros((99, 8, 8, 3), np.uint8), "labels": np.arange(98)}, "one whole number per image"),
-        ({"images": np.zeros((99, 8, 8, 3), np.uint8), "labels": np.zeros(99, int)}, "two classes or more"),
+        (
+            {"images": np.zeros((99, 3, 8, 8), np.uint8), "labels": np.arange(99)},
+            "must be uint8 of shape",
+        ),
+        (
+            {"images": np.zeros((99, 8, 8, 3), np.uint8), "labels": np.arange(98)},
+            "one whole number per image",
+        ),
+        (
+            {"images": np.zeros((99, 8, 8, 3), np.uint8), "labels": np.zeros(99, int)},
+            "two classes or more",
+        ),
         ({"images": np.zeros((9, 8, 8, 3), np.uint8), "labels": np.arange(9)}, "at least 64"),
         ({"images": np.array([{}]), "labels": np.arange(9)}, "cannot be trained on"),
     ],
 )
-def test_what_cannot_be_trained_on_is_named(tmp_path: Path, arrays: dict[str, np.ndarray], sentence: str) -> None:
+def test_what_cannot_be_trained_on_is_named(
+    tmp_path: Path, arrays: dict[str, np.ndarray], sentence: str
+) -> None:
     np.savez(tmp_path / "task.npz", **arrays)
     with pytest.raises(unsum.UnsumError, match=sentence):
         pictures_from_file(tmp_path / "task.npz")
@@ -146,7 +173,9 @@ def test_the_server_moves_as_adam_does() -> None:
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-15)
     for step in range(5):
         gradients = {
-            name: torch.randn_like(value) for name, value in ours.named_parameters() if step % 2 or "b" in name
+            name: torch.randn_like(value)
+            for name, value in ours.named_parameters()
+            if step % 2 or "b" in name
         }
         for name, parameter in theirs.named_parameters():
             parameter.grad = gradients.get(name)

@@ -1,4 +1,5 @@
-"""Audits of tables: rows in the user's units beside the truth, through dense layers, embeddings and one-logit heads."""
+"""Audits of tables: rows in the user's units beside the truth, through dense layers, embeddings and
+one-logit heads."""
 
 from __future__ import annotations
 
@@ -13,12 +14,16 @@ from torch import nn
 import unsum
 from unsum.audit import Audit
 
-JOBS, CITIES = ["clerk", "driver", "farmer", "nurse", "teacher"], ["Bonn", "Jena", "Kiel", "<b>Ulm</b>"]
+JOBS, CITIES = (
+    ["clerk", "driver", "farmer", "nurse", "teacher"],
+    ["Bonn", "Jena", "Kiel", "<b>Ulm</b>"],
+)
 
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory) -> Path:
-    """Made-up people, of whom each has a number, two of several values, one of two values, and a number with a decimal."""
+    """Made-up people, of whom each has a number, two of several values, one of two values, and a
+    number with a decimal."""
     draw = random.Random(3)
     lines = ["age,job,sex,city,hours,income"]
     for _ in range(300):
@@ -32,7 +37,9 @@ def people(tmp_path_factory) -> Path:
 
 def true_cells(path: Path, title: str) -> list[str]:
     """Of a row, out of the file itself."""
-    return path.read_text("utf-8").splitlines()[int(title.removeprefix("line ")) - 1].split(",")[:-1]
+    return (
+        path.read_text("utf-8").splitlines()[int(title.removeprefix("line ")) - 1].split(",")[:-1]
+    )
 
 
 def check_whole(report: Audit, people: Path) -> None:
@@ -93,11 +100,15 @@ def test_a_network_of_ones_own_with_an_embedding_of_as_many_values_as_classes(pe
             super().__init__()
             torch.manual_seed(0)
             self.job, self.city = nn.Embedding(5, 3), nn.Embedding(4, 2)
-            self.layers = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+            self.layers = nn.Sequential(
+                nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)
+            )
 
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             codes = rows[:, [1, 3]].long()
-            return self.layers(torch.cat([rows[:, [0, 2, 4]], self.job(codes[:, 0]), self.city(codes[:, 1])], 1))
+            return self.layers(
+                torch.cat([rows[:, [0, 2, 4]], self.job(codes[:, 0]), self.city(codes[:, 1])], 1)
+            )
 
     check_whole(unsum.audit(Own(), people, target="income", batch=5), people)
 
@@ -118,17 +129,25 @@ def test_a_cell_that_is_wrong_is_marked(people, tmp_path) -> None:
 
 
 def test_a_table_belongs_to_its_options(people) -> None:
-    with pytest.raises(unsum.UnsumError, match=r"Say which column of 'people\.csv' the model predicts: --target"):
+    with pytest.raises(
+        unsum.UnsumError, match=r"Say which column of 'people\.csv' the model predicts: --target"
+    ):
         unsum.audit("mlp", people)
     with pytest.raises(unsum.UnsumError, match="--target and --columns describe a table"):
         unsum.audit("mlp", target="income")
-    with pytest.raises(unsum.UnsumError, match="There is no model for tables 'torchvision:resnet18'"):
+    with pytest.raises(
+        unsum.UnsumError, match="There is no model for tables 'torchvision:resnet18'"
+    ):
         unsum.audit("torchvision:resnet18", people, target="income")
 
 
-@pytest.mark.parametrize(("model", "defense"), [("mlp", None), ("mlp:embedded", None), ("mlp", unsum.Prune(0.5))])
+@pytest.mark.parametrize(
+    ("model", "defense"), [("mlp", None), ("mlp:embedded", None), ("mlp", unsum.Prune(0.5))]
+)
 def test_the_headline_counts_the_rows_that_the_table_shows(people, model, defense) -> None:
-    report = unsum.audit(model, people, target="income", batch=8, defenses=defense or (), time_limit=60)
+    report = unsum.audit(
+        model, people, target="income", batch=8, defenses=defense or (), time_limit=60
+    )
     assert report.table is not None
     shown = [row.found is not None for row in report.table.rows]
     assert shown == [share.sample >= 0.2 for share in report.shares]
@@ -138,13 +157,17 @@ def test_the_headline_counts_the_rows_that_the_table_shows(people, model, defens
 
 
 def test_features_of_rows_are_not_the_rows(people) -> None:
-    """Six people are read as what a normalized layer makes of them; nothing is in their own units."""
+    """Six people are read as what a normalized layer makes of them; nothing is in their own
+    units."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Dropout(0.5), nn.Linear(40, 30))
-    report = unsum.audit(net, people, target="income", batch=6, attack="exact", defenses=unsum.DropBias())
+    report = unsum.audit(
+        net, people, target="income", batch=6, attack="exact", defenses=unsum.DropBias()
+    )
     read = [row.found is not None for row in report.table.rows]
     assert not any(read)
     assert (report.verdict.level, report.verdict.read) == ("features", "features")
     assert report.verdict.headline == (
-        "This update gives away the features of every row of the batch (40 features for 12 numbers)."
+        "This update gives away the features of every row of the batch (40 features for 12 "
+        "numbers)."
     )

@@ -1,4 +1,5 @@
-"""Networks for tables, through Python: cross-entropy, yes and no from one output, several labels at once, and numbers."""
+"""Networks for tables, through Python: cross-entropy, yes and no from one output, several labels at
+once, and numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_several_labels_at_once_come_back_all(tmp_path) -> None:
     assert "class 5, class 7, class 9" in report.write(tmp_path / "report").read_text("utf-8")
 
 
-@pytest.mark.parametrize("answers", [torch.tensor([0, 1, 1, 0]), torch.tensor([[0.0], [1.0], [1.0], [0.0]])])
+@pytest.mark.parametrize(
+    "answers", [torch.tensor([0, 1, 1, 0]), torch.tensor([[0.0], [1.0], [1.0], [0.0]])]
+)
 def test_one_output_for_yes_and_no_is_never_called_safe(answers: Tensor) -> None:
     report = unsum.audit(network(1), (ROWS, answers), loss="bce")
     assert [row.label for row in report.rows] == ["0", "1", "1", "0"]
@@ -59,7 +62,8 @@ def test_a_label_counts_only_where_all_of_them_are_right() -> None:
     assert unsum.score(leak, targets=data[1])["label_correct"] == 1
     fewer = data[1].clone()
     fewer[0, 5] = 0
-    assert unsum.score(leak, targets=fewer)["label_correct"] == 0.75  # the largest entry alone would still agree
+    # the largest entry alone would still agree
+    assert unsum.score(leak, targets=fewer)["label_correct"] == 0.75
     with pytest.raises(unsum.UnsumError, match="loss='bce'"):
         unsum.audit(model, data)
 

@@ -1,4 +1,5 @@
-"""Found and ceiling: four states, the gate on the proof, and what is said where found lies above its ceiling."""
+"""Found and ceiling: four states, the gate on the proof, and what is said where found lies above
+its ceiling."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from unsum.ceiling.worst_case import worst_case
 NAN = math.nan
 
 
-def audited(found: tuple[float, ...], limits: tuple[float, ...], *, label: float = 0.0, undecided: str = "") -> Audit:
+def audited(
+    found: tuple[float, ...], limits: tuple[float, ...], *, label: float = 0.0, undecided: str = ""
+) -> Audit:
     audit = synthetic()
     rows = [replace(row, feature_error=0.9, label_correct=label) for row in audit.samples]
     bound = bounded(*limits) if limits else None
@@ -38,7 +41,8 @@ def audited(found: tuple[float, ...], limits: tuple[float, ...], *, label: float
         ((0.1, 0.1, 0.1), (0.19, 0.2, 0.19), 0.0, "", "unproven"),  # at the level is not below it
         ((0.1, 0.1, 0.1), (), 0.0, "", "unproven"),
         ((NAN, NAN, NAN), (0.9, 0.9, 0.9), 0.0, "no attack applies", "not decidable"),
-        ((NAN, NAN, NAN), (0.1, 0.1, 0.1), 0.0, "no attack applies", "protected"),  # a proof needs no attack
+        # a proof needs no attack
+        ((NAN, NAN, NAN), (0.1, 0.1, 0.1), 0.0, "no attack applies", "protected"),
         ((0.1, 0.1, 0.1), (0.1, 0.1, 0.1), 1.0, "", "leaks"),  # its labels
     ],
 )
@@ -51,11 +55,15 @@ def test_two_figures_and_one_level_decide(
 def test_the_gate_on_found_says_what_it_does_not_show() -> None:
     unproven = audited((0.1, 0.1, 0.1), (0.5, 0.85, 0.3))
     assert unproven.gate(0.2).exit_code == 0
-    assert unproven.gate(0.2).reason.endswith("Nothing proves that other attacks do not: the ceiling is 85 %.")
+    assert unproven.gate(0.2).reason.endswith(
+        "Nothing proves that other attacks do not: the ceiling is 85 %."
+    )
     assert "ceiling" not in audited((0.1, 0.1, 0.1), (0.1, 0.15, 0.1)).gate(0.2).reason
 
 
-@pytest.mark.parametrize(("limits", "failures"), [((0.19, 0.1, 0.1), 0), ((0.3, 0.1, 0.1), 1), ((), 1)])
+@pytest.mark.parametrize(
+    ("limits", "failures"), [((0.19, 0.1, 0.1), 0), ((0.3, 0.1, 0.1), 1), ((), 1)]
+)
 def test_junit_fails_where_the_proof_does(limits: tuple[float, ...], failures: int) -> None:
     audit = audited((0.1, 0.1, 0.1), limits)
     root = ElementTree.fromstring(render_junit(audit, audit.gate(0.2, prove_below=0.2)))
@@ -68,7 +76,12 @@ def test_junit_fails_where_the_proof_does(limits: tuple[float, ...], failures: i
 
 @pytest.mark.parametrize(
     ("limits", "below", "code"),
-    [((0.19, 0.1, 0.1), 0.2, 0), ((0.19, 0.1, 0.1), 0.19, 1), ((0.3, 0.1, 0.1), 0.2, 1), ((), 0.2, 2)],
+    [
+        ((0.19, 0.1, 0.1), 0.2, 0),
+        ((0.19, 0.1, 0.1), 0.19, 1),
+        ((0.3, 0.1, 0.1), 0.2, 1),
+        ((), 0.2, 2),
+    ],
 )
 def test_the_gate_on_the_proof(limits: tuple[float, ...], below: float, code: int) -> None:
     gate = audited((0.1, 0.1, 0.1), limits).gate(0.2, prove_below=below)
@@ -83,17 +96,25 @@ def test_a_sample_that_leaks_fails_whatever_is_proven_of_others() -> None:
 def test_found_above_its_ceiling_is_said_in_red(tmp_path: Path) -> None:
     """One of the two is wrong; a figure of features is not held against a ceiling of pictures."""
     audit = audited((0.6, 0.1, 0.1), (0.3, 0.3, 0.3))
-    assert audit.verdict.alarm.startswith("Found above its ceiling: 60 % of a picture was found, and at most 30 %")
+    assert audit.verdict.alarm.startswith(
+        "Found above its ceiling: 60 % of a picture was found, and at most 30 %"
+    )
     page = render(audit)
     assert '<p class="alarm" role="alert">Found above its ceiling' in page
     assert audit.verdict.alarm in str(audit)
-    assert f'<div class="unsum-alarm" role="alert">{audit.verdict.alarm}</div>' in audit._repr_html_()
+    assert (
+        f'<div class="unsum-alarm" role="alert">{audit.verdict.alarm}</div>' in audit._repr_html_()
+    )
     assert 'unsum-alarm" role' not in audited((0.1, 0.1, 0.1), (0.3, 0.3, 0.3))._repr_html_()
     audit.write(tmp_path / "report")
-    assert json.loads((tmp_path / "report" / "result.json").read_text())["verdict"]["alarm"] == audit.verdict.alarm
+    assert (
+        json.loads((tmp_path / "report" / "result.json").read_text())["verdict"]["alarm"]
+        == audit.verdict.alarm
+    )
     features = [replace(share, features=share.sample, sample=NAN) for share in audit.shares]
     assert replace(audit, shares=features).verdict.alarm == ""
-    assert audited((0.32, 0.1, 0.1), (0.3, 0.3, 0.3)).verdict.alarm == ""  # within the scatter of one sample
+    # within the scatter of one sample
+    assert audited((0.32, 0.1, 0.1), (0.3, 0.3, 0.3)).verdict.alarm == ""
 
 
 def test_every_sample_has_both_ends_in_the_report() -> None:
@@ -105,7 +126,8 @@ def test_every_sample_has_both_ends_in_the_report() -> None:
 
 
 def test_the_report_says_what_the_ceiling_rests_on() -> None:
-    """Where no pair of worlds was played, none is counted; where the time was over, nothing is called proven."""
+    """Where no pair of worlds was played, none is counted; where the time was over, nothing is
+    called proven."""
     shown = audited((0.1, 0.1, 0.1), (0.1, 0.1, 0.1))
     page, text = render(shown), render_markdown(shown)
     assert f"pairs of worlds under {shown.bound.noise}; all limits hold together" in page.replace(
@@ -115,7 +137,9 @@ def test_the_report_says_what_the_ceiling_rests_on() -> None:
     none = replace(shown.bound, pairs=0)
     assert any("No pair of worlds had to be played" in said for said in ceiling_words.details(none))
     late = replace(shown.bound, samples=torch.tensor([0.1, 0.6, 0.1]), lower=torch.zeros(3))
-    assert ceiling_words.beside(late).startswith("Whether the ceiling protects is not decided: from ")
+    assert ceiling_words.beside(late).startswith(
+        "Whether the ceiling protects is not decided: from "
+    )
     assert "may be 60 %" in ceiling_words.beside(late)
     same = replace(shown.bound, samples=torch.tensor([0.5] * 3), lower=torch.tensor([0.5] * 3))
     assert "that of one picture is 50 %, from" in ceiling_words.beside(same)
@@ -124,19 +148,27 @@ def test_the_report_says_what_the_ceiling_rests_on() -> None:
 def test_pictures_that_came_back_and_are_not_drawn_are_not_called_missing() -> None:
     audit = synthetic(pictures=False)
     assert "makes no pictures" in unpictured(replace(audit, shares=shares(0.1, 0.1, 0.1)))
-    assert unpictured(replace(audit, shares=shares(1.0, 0.1, 0.1))).startswith("Pictures came back pixel by pixel;")
+    assert unpictured(replace(audit, shares=shares(1.0, 0.1, 0.1))).startswith(
+        "Pictures came back pixel by pixel;"
+    )
 
 
 def test_labels_without_a_proof_do_not_hide_the_rest() -> None:
-    """That no attack read the samples is said as such; only a ceiling shows that they stay hidden."""
+    """That no attack read the samples is said as such; only a ceiling shows that they stay
+    hidden."""
     open_still = audited((0.1, 0.1, 0.1), (0.5, 0.85, 0.3), label=1.0).verdict.headline
-    assert open_still == "This update gives away what the samples are; no attack tried reads how they look."
+    assert (
+        open_still
+        == "This update gives away what the samples are; no attack tried reads how they look."
+    )
     hidden = audited((0.1, 0.1, 0.1), (0.1, 0.1, 0.1), label=1.0).verdict.headline
     assert hidden == "This update gives away what the samples are, but not how they look."
 
 
 def test_an_update_that_was_captured_has_no_ceiling() -> None:
-    audit = unsum.audit(small_net(), update=unsum.capture(small_net(), pictures(2), torch.tensor([3, 7])))
+    audit = unsum.audit(
+        small_net(), update=unsum.capture(small_net(), pictures(2), torch.tensor([3, 7]))
+    )
     assert audit.bound is None
     assert "needs the client's samples" in audit.unbounded
     assert audit.gate(0.9, prove_below=0.2).exit_code in (1, 2)

@@ -1,4 +1,5 @@
-"""Never a false reassurance: where a sample can be read the verdict says so, and where no attack applies it is not 0 %."""
+"""Never a false reassurance: where a sample can be read the verdict says so, and where no attack
+applies it is not 0 %."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CROWD = 9
 
 
 def table(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network for tables of 2 to 5 classes with two or three dense layers, and a batch of 1 to 8 rows."""
+    """A network for tables of 2 to 5 classes with two or three dense layers, and a batch of 1 to 8
+    rows."""
     torch.manual_seed(seed)
     classes, rows, columns = 2 + seed % 4, 1 + int(torch.randint(8, ())), 6 + seed
     hidden = [nn.Linear(columns, 24), nn.ReLU()] + [nn.Linear(24, 16), nn.ReLU()] * (seed % 2)
@@ -39,7 +41,8 @@ def table(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def readable(model: nn.Module, x: Tensor, y: Tensor) -> set[int]:
-    """The oracle, which sees the truth: samples that some row of some dense layer over its bias is, one by one."""
+    """The oracle, which sees the truth: samples that some row of some dense layer over its bias is,
+    one by one."""
     update = unsum.capture(model, x, y)
     found = set()
     for name, layer in model.named_modules():
@@ -47,7 +50,9 @@ def readable(model: nn.Module, x: Tensor, y: Tensor) -> set[int]:
             continue
         with inputs_of(layer) as seen, torch.no_grad():
             model(x)
-        grad_W, grad_b = (update.gradients[f"{name}.{part}"].double() for part in ("weight", "bias"))
+        grad_W, grad_b = (
+            update.gradients[f"{name}.{part}"].double() for part in ("weight", "bias")
+        )
         for row in (grad_b != 0).nonzero()[:, 0].tolist():
             off = (grad_W[row] / grad_b[row] - seen[0].double()).norm(dim=1)
             size = seen[0].double().norm(dim=1)
@@ -87,8 +92,8 @@ class TestACrowd:
         assert (verdict.state, verdict.level) == ("not decidable", "open")
         assert math.isnan(verdict.share)
         assert verdict.headline == (
-            "Not decidable: the batch is at least as large as the number of classes: the last layer alone cannot tell more "
-            "than 2 samples apart."
+            "Not decidable: the batch is at least as large as the number of classes: the last "
+            "layer alone cannot tell more than 2 samples apart."
         )
 
     def test_it_is_nowhere_zero_percent_nor_green(self) -> None:
@@ -100,7 +105,10 @@ class TestACrowd:
         assert [row["leakage"] for row in content["samples"]] == [None] * CROWD
         page = render(audit)
         assert 'class="verdict open"' in page
-        assert re.findall(r"(?<![\d.])0\s%(?! correct)", page[: page.index("The words used here")]) == []
+        assert (
+            re.findall(r"(?<![\d.])0\s%(?! correct)", page[: page.index("The words used here")])
+            == []
+        )
 
     def test_no_gate_lets_it_pass(self) -> None:
         audit = crowd()
@@ -125,7 +133,8 @@ def test_every_attack_tried_is_in_the_table() -> None:
     model, x, y = table(0)
     audit = unsum.audit(model, (x, y))
     names = [one.attack for one in audit.tried]
-    assert names[0] == "spans"  # two classes and four samples: the head alone cannot tell them apart
+    # two classes and four samples: the head alone cannot tell them apart
+    assert names[0] == "spans"
     assert [name for name in names if not name.startswith("labels by")][-1] == "ratio"
     for i, value in enumerate(audit.leakages):
         if not math.isnan(value):
@@ -148,7 +157,9 @@ def test_without_the_last_layer_nothing_is_decided() -> None:
 def test_a_layer_below_a_missing_head_is_asked_all_the_same() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 2))
-    audit = unsum.audit(net, (torch.randn(3, 10), torch.tensor([0, 1, 1])), defenses=parse_defense("drop-head"))
+    audit = unsum.audit(
+        net, (torch.randn(3, 10), torch.tensor([0, 1, 1])), defenses=parse_defense("drop-head")
+    )
     assert audit.verdict.state == "leaks"
     assert {name for name in audit.by if name} == {"ratio"}
 
@@ -163,7 +174,10 @@ def test_an_update_of_adapters_alone_is_not_decidable(tmp_path: Path) -> None:
     gate = audit.gate(0.9)
     assert gate.exit_code == 2
     assert ElementTree.fromstring(render_junit(audit, gate)).get("errors") == "1"
-    assert json.loads(render_sarif(audit, gate))["runs"][0]["results"][0]["ruleId"] == "leakage-unknown"
+    assert (
+        json.loads(render_sarif(audit, gate))["runs"][0]["results"][0]["ruleId"]
+        == "leakage-unknown"
+    )
     audit.write(tmp_path / "report")
 
 
@@ -196,14 +210,18 @@ def test_what_leaks_not_to_these_attacks_is_still_said() -> None:
     data = torch.randn(4, 30), torch.arange(4)
     audit = unsum.audit(net, data, defenses=parse_defense("noise:10"))
     assert audit.verdict.state == "protected"  # noise of 10 hides all: the ceiling says so
-    assert unsum.audit(net, data, defenses=parse_defense("noise:10"), ceiling=False).verdict.state == "unproven"
+    assert (
+        unsum.audit(net, data, defenses=parse_defense("noise:10"), ceiling=False).verdict.state
+        == "unproven"
+    )
     assert audit.gate(0.3).exit_code == 0
 
 
 def test_a_line_says_what_an_attack_got_and_why_that_is_nothing() -> None:
     assert Tried("ratio", 0, [], remark="a unit may see several samples").got == "no whole sample"
     assert (
-        Tried("exact", 2, [], exact=True, predicted_error=1e-6).got == "2 samples, certified, predicted error 1.0e-06"
+        Tried("exact", 2, [], exact=True, predicted_error=1e-6).got
+        == "2 samples, certified, predicted error 1.0e-06"
     )
     blind = Tried("exact", 3, [0.1, 0.0], remark="the head has its full rank")
     assert (blind.got, blind.empty) == ("nothing, and does not apply", True)
@@ -221,30 +239,41 @@ def test_without_an_answer_no_figure_is_given() -> None:
         unsum.audit(model, update=unsum.capture(model, *data, defenses=unsum.DropHead())),
         unsum.audit(model, data, defenses=unsum.DropHead()),
     ):
-        assert audit.verdict.details[0] == "No attack gave an answer: no label and no sample was found."
+        assert (
+            audit.verdict.details[0]
+            == "No attack gave an answer: no label and no sample was found."
+        )
         page = render(audit)
         assert "No attack gave an answer, so there is nothing to show" in page
         assert "of the gradient left unexplained" not in page
         assert ("Measure with samples of your own" in page) == (audit.truth is None)
-        assert not any("error" in sentence or "0 of" in sentence for sentence in audit.verdict.details)
+        assert not any(
+            "error" in sentence or "0 of" in sentence for sentence in audit.verdict.details
+        )
 
 
 PRUNED_AWAY = "no attack that was tried reads the dense layers below the last one"
 
 
 def dense_batch() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """Two dense layers, fewer samples than classes, and units that see all of them, who are much alike."""
+    """Two dense layers, fewer samples than classes, and units that see all of them, who are much
+    alike."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 10))
     return net, (1 + torch.randn(8, 30) / 10, torch.arange(8) % 5)
 
 
 @pytest.mark.parametrize("defense", ["prune:0.9", *long("sign")])
-def test_dense_layers_that_nobody_can_read_once_entries_are_gone_are_not_called_safe(defense: str) -> None:
-    """With holes filled by a typical sample, the rows that survive hold up to nine tenths of one. That much of every sample of
-    these, which are all alike, is known with it; of samples that differ it is nothing."""
+def test_dense_layers_that_nobody_can_read_once_entries_are_gone_are_not_called_safe(
+    defense: str,
+) -> None:
+    """With holes filled by a typical sample, the rows that survive hold up to nine tenths of one.
+    That much of every sample of these, which are all alike, is known with it; of samples that
+    differ it is nothing."""
     net, (rows, labels) = dense_batch()
-    assert unsum.audit(net, (rows, labels), defenses=parse_defense(defense)).gate(0.2).exit_code != 0
+    assert (
+        unsum.audit(net, (rows, labels), defenses=parse_defense(defense)).gate(0.2).exit_code != 0
+    )
     audit = unsum.audit(net, (rows + torch.randn(8, 30), labels), defenses=parse_defense(defense))
     assert audit.verdict.state not in ("unproven", "protected")
     assert PRUNED_AWAY in audit.undecided
@@ -254,17 +283,26 @@ def test_a_head_alone_is_decided_once_entries_are_gone() -> None:
     """Nothing lies below it, and the adaptive attack reads what is left of it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10))
-    audit = unsum.audit(net, (torch.rand(8, 3, 8, 8), torch.arange(8)), defenses=parse_defense("prune:0.99"))
+    audit = unsum.audit(
+        net, (torch.rand(8, 3, 8, 8), torch.arange(8)), defenses=parse_defense("prune:0.99")
+    )
     assert audit.verdict.state != "not decidable"
 
 
 @pytest.mark.long
 def test_steps_taken_for_one_decide_nothing() -> None:
-    """An adaptive answer to a client that took four steps leaves the samples that it lacks open: they are not 0 %."""
+    """An adaptive answer to a client that took four steps leaves the samples that it lacks open:
+    they are not 0 %."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 10))
     data = torch.randn(8, 30), torch.arange(8) % 3
-    how = {"local_steps": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 5e-4, "learning_rate": 0.05}
+    how = {
+        "local_steps": 4,
+        "epochs": 2,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "learning_rate": 0.05,
+    }
     audit = unsum.audit(net, data, **how)
     assert not any(value < 0.2 for value in audit.leakages)
     for one in audit.tried:

@@ -47,11 +47,15 @@ def test_levels(
 
 
 def test_what_cannot_be_decided_says_why_and_no_percentage() -> None:
-    verdict = judge(leak(2), [sample(1.0, 0), sample(1.0, 0)], shares(NAN, NAN), "the last layer was not sent")
+    verdict = judge(
+        leak(2), [sample(1.0, 0), sample(1.0, 0)], shares(NAN, NAN), "the last layer was not sent"
+    )
     assert verdict.headline == "Not decidable: the last layer was not sent."
     assert verdict.to_dict()["state"] == "not decidable"
     assert not any(sentence.startswith("Leakage is") for sentence in verdict.details)
-    partly = judge(leak(2), [sample(1.0, 0), sample(1.0, 0)], shares(1.0, NAN), "the last layer was not sent")
+    partly = judge(
+        leak(2), [sample(1.0, 0), sample(1.0, 0)], shares(1.0, NAN), "the last layer was not sent"
+    )
     assert "The other samples may leak, too: the last layer was not sent." in partly.details
 
 
@@ -67,19 +71,31 @@ def test_a_headline_counts_whole_samples_and_parts() -> None:
 
 
 def test_sentences_count_right() -> None:
-    verdict = judge(leak(2, exact=True), [sample(1e-6, psnr=25.0), sample(0.05, psnr=12.0)], shares(1.0, 0.9))
+    verdict = judge(
+        leak(2, exact=True), [sample(1e-6, psnr=25.0), sample(0.05, psnr=12.0)], shares(1.0, 0.9)
+    )
     text = " ".join(verdict.details)
-    for part in ("2 of 2 labels", "1 of 2 samples", "1 of 2 pictures", "mean 18.5 dB", "calls the answer exact"):
+    for part in (
+        "2 of 2 labels",
+        "1 of 2 samples",
+        "1 of 2 pictures",
+        "mean 18.5 dB",
+        "calls the answer exact",
+    ):
         assert part in text
 
 
 def test_pictures_that_are_only_dark_or_pale_are_not_called_lost() -> None:
     rows = [
-        replace(sample(1.0, psnr=psnr), picture_cosine=cosine) for psnr, cosine in ((12, 0.8), (12, 0.6), (25, 0.99))
+        replace(sample(1.0, psnr=psnr), picture_cosine=cosine)
+        for psnr, cosine in ((12, 0.8), (12, 0.6), (25, 0.99))
     ]
     details = judge(leak(3), rows, shares(0.5, 0.1, 0.9)).details
     assert any(detail.startswith("1 of 3 pictures came back at 18 dB") for detail in details)
-    assert any(detail.startswith("1 more shows at least half of what is in the sample") for detail in details)
+    assert any(
+        detail.startswith("1 more shows at least half of what is in the sample")
+        for detail in details
+    )
 
 
 def test_a_wrong_batch_size_is_said() -> None:
@@ -90,7 +106,8 @@ def test_a_wrong_batch_size_is_said() -> None:
 
 
 def test_a_sample_that_was_not_found_did_not_come_back() -> None:
-    gray = SampleScore(None, 0.0, 1.0, 1.0, 0.0, psnr=30.0, ssim=0.9, lpips=0.1)  # a grayish photo, "recovered" as gray
+    # a grayish photo, "recovered" as gray
+    gray = SampleScore(None, 0.0, 1.0, 1.0, 0.0, psnr=30.0, ssim=0.9, lpips=0.1)
     verdict = judge(leak(1), [sample(1e-6, psnr=25.0), gray], shares(1.0, 0.0))
     assert any(detail.startswith("1 of 2 pictures") for detail in verdict.details)
 
@@ -108,18 +125,22 @@ class TestWhatWasRead:
         assert self.verdict((1.0, 0.04), (1.0, 0.04)) == (
             "features",
             "features",
-            "This update gives away the features of every picture of the batch (128 features for 12,288 numbers).",
+            (
+                "This update gives away the features of every picture of the batch (128 features "
+                "for 12,288 numbers)."
+            ),
         )
         assert self.verdict((1.0, NAN), (0.5, NAN), (0.0, NAN))[2] == (
-            "This update gives away the features of 1 of its 3 pictures and a part of 1 more (128 features for 12,288 numbers)."
+            "This update gives away the features of 1 of its 3 pictures and a part of 1 more (128 "
+            "features for 12,288 numbers)."
         )
 
     def test_pictures_stand_beside_the_features(self) -> None:
         assert self.verdict((1.0, 0.95), (1.0, 0.3)) == (
             "severe",
             "features",
-            "This update gives away the features of every picture of the batch (128 features for 12,288 numbers), and 1 of its "
-            "2 pictures and a part of 1 more.",
+            "This update gives away the features of every picture of the batch (128 features for "
+            "12,288 numbers), and 1 of its 2 pictures and a part of 1 more.",
         )
         assert self.verdict((1.0, 0.95), (1.0, 0.91))[1:] == (
             "picture",
@@ -130,10 +151,13 @@ class TestWhatWasRead:
         got = [Shares(1.0, 0.08), Shares(0.9, 0.0)]
         details = judge(leak(2), [sample(1e-8)] * 2, got, sizes=self.sizes).details
         assert details[0] == (
-            "Leakage of the features is up to 100 % (95 % on average) and of the pictures themselves up to 8 % (4 % on "
-            "average): 100 % is all of it, 0 % is no better than a guess."
+            "Leakage of the features is up to 100 % (95 % on average) and of the pictures "
+            "themselves up to 8 % (4 % on average): 100 % is all of it, 0 % is no better than a "
+            "guess."
         )
-        alike = judge(leak(2), [sample(1e-8)] * 2, [Shares(sample=1.0)] * 2, sizes=self.sizes).details
+        alike = judge(
+            leak(2), [sample(1e-8)] * 2, [Shares(sample=1.0)] * 2, sizes=self.sizes
+        ).details
         assert alike[0].startswith("Leakage is 100 % for every sample: ")
         alone = judge(leak(1), [sample(1e-8)], [Shares(1.0)], sizes=self.sizes).details
         assert alone[0].startswith("Leakage of the features is 100 %: ")
@@ -146,10 +170,15 @@ class TestWhatWasRead:
 
 
 def test_only_the_first_sentence_of_a_reason_is_the_headline() -> None:
-    told = Verdict.undecided("The change fits no SGD: did the client use Adam? Its entries are of one size.", ["More."])
+    told = Verdict.undecided(
+        "The change fits no SGD: did the client use Adam? Its entries are of one size.", ["More."]
+    )
     assert told.headline == "Not decidable: the change fits no SGD: did the client use Adam?"
     assert told.details == ["Its entries are of one size.", "More."]
-    assert told.reason == "the change fits no SGD: did the client use Adam? Its entries are of one size"
+    assert (
+        told.reason
+        == "the change fits no SGD: did the client use Adam? Its entries are of one size"
+    )
     for plain in ("it took 2.5 s", "the loss is e.g. unknown", "", "line\nbreak"):
         assert Verdict.undecided(plain).headline == f"Not decidable: {plain}."
         assert Verdict.undecided(plain).details == []

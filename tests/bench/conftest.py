@@ -1,4 +1,5 @@
-"""The smoke run as a user types it, once for all tests of what is made of its store; and unsum's command in this process."""
+"""The smoke run as a user types it, once for all tests of what is made of its store; and unsum's
+command in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 from support.bench_process import Result, command, environment
 from unsum.commands import main as cli
 
-collect_ignore = ["plugin"]  # somebody else's package: imported here it would join the registries of every other test
+# somebody else's package: imported here it would join the registries of every other test
+collect_ignore = ["plugin"]
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +23,21 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("smoke")
     words = command("--size", "smoke", "--store", "smoke.sqlite")
     done = subprocess.run(
-        words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1500, check=False
+        words,
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
     )
     return folder / "smoke.sqlite", Result(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
     """Run `unsum bench …` in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,5 @@
-"""`unsum bench` as a user types it: the smoke run, its tables, figures and pages, and what is refused."""
+"""`unsum bench` as a user types it: the smoke run, its tables, figures and pages, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ Bench = Callable[..., Result]
 
 
 @pytest.mark.long
-def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(smoke: tuple[Path, Result]) -> None:
+def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(
+    smoke: tuple[Path, Result],
+) -> None:
     path, result = smoke
     assert result.code == 0, result.err
     cells = cells_of_all(EXPERIMENTS.values(), "smoke")
@@ -33,16 +36,23 @@ def test_the_smoke_run_measures_every_cell_within_two_minutes_of_processor_time(
         found = list(store)
     assert {r.key for r in found} == {key_of(cell, Material()) for cell in cells}
     assert {r.outcome.status for r in found} == {"measured", "needs"}
-    assert sum(r.outcome.cpu_seconds for r in found) < 90  # the rest of the two minutes is PyTorch's import
+    # the rest of the two minutes is PyTorch's import
+    assert sum(r.outcome.cpu_seconds for r in found) < 90
     assert f"{len(cells)} cells: " in result.out
     assert "cells to measure, 0 in the store" in result.err
 
 
-@pytest.mark.parametrize(("failed", "code"), [({}, 0), ({"failed": 1}, 2), ({"failed_before": 1}, 2)])
+@pytest.mark.parametrize(
+    ("failed", "code"), [({}, 0), ({"failed": 1}, 2), ({"failed_before": 1}, 2)]
+)
 def test_a_cell_that_failed_is_no_leak_above_a_gate(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, failed: dict[str, int], code: int
 ) -> None:
-    monkeypatch.setattr(sys.modules["unsum_bench.run"], "run", lambda cells, *_, **__: Summary(len(cells), 0, **failed))
+    monkeypatch.setattr(
+        sys.modules["unsum_bench.run"],
+        "run",
+        lambda cells, *_, **__: Summary(len(cells), 0, **failed),
+    )
     assert bench("run", "rgla-8", "--attack", "exact").code == code
 
 
@@ -51,7 +61,17 @@ def test_only_methods_that_lack_something_say_that_they_need_it(smoke: tuple[Pat
     with Store(smoke[0], read_only=True) as store:
         table = read_table(EXPERIMENTS["field"], "smoke", store)
     lacking = {row.cell.attack.name: row.remark for row in table.rows if not row.measured}
-    assert set(lacking) == {"ggl", "gias", "local-steps", "ratio", "residual", "rgap", "spans", "text", "tokens"}
+    assert set(lacking) == {
+        "ggl",
+        "gias",
+        "local-steps",
+        "ratio",
+        "residual",
+        "rgap",
+        "spans",
+        "text",
+        "tokens",
+    }
     assert "needs: 'gias' needs a generator of pictures" in lacking["gias"]
 
 
@@ -83,14 +103,18 @@ def test_tables_in_every_form(smoke: tuple[Path, Result], bench: Bench) -> None:
     assert r"100\%" in latex
     lines = list(csv.reader(io.StringIO(bench("show", "rgla-8", "--store", store, "--csv").out)))
     assert lines[0][:4] == ["table", "size", "alike", "attack"]
-    assert len([line for line in lines if line]) == 1 + len(set(cells_of(EXPERIMENTS["rgla-8"], "smoke")))
+    assert len([line for line in lines if line]) == 1 + len(
+        set(cells_of(EXPERIMENTS["rgla-8"], "smoke"))
+    )
     assert "duplicate labels" in bench("show", "rgla-8", "--store", store).out
 
 
 @pytest.mark.long
 def test_rows_that_were_not_run_say_so(smoke: tuple[Path, Result], bench: Bench) -> None:
     shown = bench("show", "rgla-8", "--size", "small", "--store", str(smoke[0]), "--markdown")
-    assert shown.out.count("not run") == len({(c.attack, c.same) for c in cells_of(EXPERIMENTS["rgla-8"], "small")})
+    assert shown.out.count("not run") == len(
+        {(c.attack, c.same) for c in cells_of(EXPERIMENTS["rgla-8"], "small")}
+    )
 
 
 def test_the_list_has_every_table(bench: Bench) -> None:
@@ -106,13 +130,16 @@ def test_figures_are_drawn(smoke: tuple[Path, Result], bench: Bench, tmp_path: P
     result = bench("figures", "--store", str(smoke[0]), "--out", "drawn")
     assert result.code == 0, result.err
     names = {path.stem for path in (tmp_path / "drawn").iterdir()}
-    assert names == {"rgla-figure-6", "rgla-figure-9"}  # the smoke's network has no inverse, so no pictures and no PSNR
+    # the smoke's network has no inverse, so no pictures and no PSNR
+    assert names == {"rgla-figure-6", "rgla-figure-9"}
     with Image.open(tmp_path / "drawn" / "rgla-figure-9.png") as picture:
         assert min(picture.size) > 300
 
 
 @pytest.mark.long
-def test_pages_stand_by_themselves(smoke: tuple[Path, Result], bench: Bench, tmp_path: Path) -> None:
+def test_pages_stand_by_themselves(
+    smoke: tuple[Path, Result], bench: Bench, tmp_path: Path
+) -> None:
     result = bench("pages", "--store", str(smoke[0]), "--size", "smoke", "--out", "pages")
     assert result.code == 0, result.err
     page = (tmp_path / "pages" / "bench-rgla.md").read_text("utf-8")
@@ -142,21 +169,35 @@ def test_pages_stand_by_themselves(smoke: tuple[Path, Result], bench: Bench, tmp
         (("rgla-8", "--data", "nowhere.tar"), "There is no file or folder 'nowhere.tar'"),
         (("rgla-8", "--store", "/proc/bench.sqlite"), "cannot be opened or made there"),
         (("rgla-8", "--option", "generator=x"), "--option reads ATTACK:KEY=VALUE"),
-        (("rgla-8", "--ray", "auto", "--device", "cuda:7"), "There is no device for cells on Ray 'cuda:7'"),
-        (("rgla-8", "--ray", "nowhere"), "--ray takes auto, local or an address, HOST:PORT, not 'nowhere'."),
+        (
+            ("rgla-8", "--ray", "auto", "--device", "cuda:7"),
+            "There is no device for cells on Ray 'cuda:7'",
+        ),
+        (
+            ("rgla-8", "--ray", "nowhere"),
+            "--ray takes auto, local or an address, HOST:PORT, not 'nowhere'.",
+        ),
         (("rgla-8", "--ray", "127.0.0.1:1"), "Nothing answers at '127.0.0.1:1'"),
         (("rgla-8", "--threads", "0"), "A cell needs at least one thread, not 0."),
-        (("rgla-8", "--shard", "5/3"), "--shard reads I/N with I from 1 to N, as in 2/8, not '5/3'."),
+        (
+            ("rgla-8", "--shard", "5/3"),
+            "--shard reads I/N with I from 1 to N, as in 2/8, not '5/3'.",
+        ),
         (("rgla-8", "--shard", "0/3"), "--shard reads I/N"),
         (("rgla-8", "--shard", "half"), "--shard reads I/N"),
         (("rgla-8", "--minutes", "-1"), "--minutes takes a number above 0, not -1."),
-        (("rgla-8", "--attack", "exat"), "There is no attack in these tables 'exat'; did you mean 'exact'"),
+        (
+            ("rgla-8", "--attack", "exat"),
+            "There is no attack in these tables 'exat'; did you mean 'exact'",
+        ),
         (("rgla-8", "--without", "soft"), "There is no attack in these tables 'soft'"),
         (("merge", "nowhere.sqlite"), "There is no store 'nowhere.sqlite'"),
         (("rgla-8", "--device", "cuda:7"), "The device 'cuda:7' cannot be used here"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_code_2(bench: Bench, words: tuple[str, ...], sentence: str) -> None:
+def test_wrong_input_is_one_sentence_and_code_2(
+    bench: Bench, words: tuple[str, ...], sentence: str
+) -> None:
     result = bench(*words)
     assert result.code == 2
     assert sentence in result.err
@@ -165,7 +206,9 @@ def test_wrong_input_is_one_sentence_and_code_2(bench: Bench, words: tuple[str, 
 
 
 @pytest.mark.long
-def test_nothing_to_draw_or_to_make_pages_of_is_a_sentence(smoke: tuple[Path, Result], bench: Bench) -> None:
+def test_nothing_to_draw_or_to_make_pages_of_is_a_sentence(
+    smoke: tuple[Path, Result], bench: Bench
+) -> None:
     drawn = bench("figures", "--size", "paper", "--store", str(smoke[0]))
     assert (drawn.code, "nothing to draw at size 'paper'" in drawn.err) == (2, True)
     pages = bench("pages", "--size", "paper", "--store", str(smoke[0]))

@@ -28,7 +28,10 @@ def test_a_grid_is_the_product_of_its_axes() -> None:
     grid = Grid((CONV,), (EXACT, FGLA), (2, 4), (0, 2), defenses=("none", "clip:4"), seeds=3)
     cells = list(grid.cells())
     assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 3
-    assert {(c.batch, c.same, c.defense, c.seed) for c in cells} >= {(2, 0, "none", 0), (4, 2, "clip:4", 2)}
+    assert {(c.batch, c.same, c.defense, c.seed) for c in cells} >= {
+        (2, 0, "none", 0),
+        (4, 2, "clip:4", 2),
+    }
 
 
 def test_all_tables_and_figures_of_both_papers_and_the_field_are_declared() -> None:
@@ -46,7 +49,10 @@ def test_every_table_has_cells_of_every_size_and_says_where_it_differs(size: str
 
 
 def test_the_field_is_every_method_of_every_registry_against_the_four_defenses() -> None:
-    pairs = {((c.attack.family, c.attack.name), c.defense) for c in cells_of(EXPERIMENTS["field"], "smoke")}
+    pairs = {
+        ((c.attack.family, c.attack.name), c.defense)
+        for c in cells_of(EXPERIMENTS["field"], "smoke")
+    }
     attacks = {("attack", e.name) for registry in (SEPARATORS, MATCHERS) for e in registry}
     attacks |= {("peeler", e.name) for e in PEELERS} | {("server", e.name) for e in SERVERS}
     attacks |= {("labels", e.name) for e in LABEL_RULES}
@@ -63,29 +69,48 @@ def test_tables_share_cells_and_first_batches_come_first() -> None:
 def test_subjects_stand_under_the_papers_numbers() -> None:
     """A reader who lays the paper beside the page finds the same subject under the same number."""
     subjects = {
-        1: "how large a batch", 2: "three defenses", 3: "objectives", 4: "CIFAR-100", 5: "estimated loss", 6: "logits",
-        7: "starts", 8: "duplicate labels", 9: "iLRG", 10: "batch size", 11: "larger photos", 12: "compression",
+        1: "how large a batch", 2: "three defenses", 3: "objectives", 4: "CIFAR-100",
+        5: "estimated loss", 6: "logits", 7: "starts", 8: "duplicate labels", 9: "iLRG",
+        10: "batch size", 11: "larger photos", 12: "compression",
     }  # fmt: skip
     for number, subject in subjects.items():
         assert subject in EXPERIMENTS[f"rgla-{number}"].title
-    for name, subject in {"3": "twins", "6": "estimated loss", "9": "iterations", "17": "ablation"}.items():
+    for name, subject in {
+        "3": "twins",
+        "6": "estimated loss",
+        "9": "iterations",
+        "17": "ablation",
+    }.items():
         assert subject in EXPERIMENTS[f"rgla-figure-{name}"].title
 
 
 def test_every_published_figure_stands_beside_a_row_of_ours() -> None:
-    """Of attacks that the bench measures at the paper's size; the others' rows are those of size small."""
+    """Of attacks that the bench measures at the paper's size; the others' rows are those of size
+    small."""
     for experiment in EXPERIMENTS.values():
-        cells = [*cells_of(experiment, "paper"), *cells_of(experiment, "small")] if experiment.paper == "rgla" else []
-        known = ("Fowl", "R-GAP", "DLG", "IG", "GGL")  # of table 1, and the rivals between 0 and 8 labels alike
+        cells = (
+            [*cells_of(experiment, "paper"), *cells_of(experiment, "small")]
+            if experiment.paper == "rgla"
+            else []
+        )
+        # of table 1, and the rivals between 0 and 8 labels alike
+        known = ("Fowl", "R-GAP", "DLG", "IG", "GGL")
         for entry in experiment.published if cells else ():
-            assert entry.where["attack"] in known or any(_belongs(entry, c) for c in cells), (experiment.name, entry)
+            assert entry.where["attack"] in known or any(_belongs(entry, c) for c in cells), (
+                experiment.name,
+                entry,
+            )
 
 
 def test_labels_are_drawn_at_random_by_default_and_rgla_holds_D_constant() -> None:
     for number in (2, 3, 6, 7, 9, 10, 11, 12):
-        cells = [c for c in cells_of(EXPERIMENTS[f"rgla-{number}"], "paper") if c.attack.name == "rgla"]
+        cells = [
+            c for c in cells_of(EXPERIMENTS[f"rgla-{number}"], "paper") if c.attack.name == "rgla"
+        ]
         assert all(c.random_labels for c in cells)
-        assert {dict(c.attack.options)["constant_D"] for c in cells if c.attack.title == "RGLA"} <= {True}
+        assert {
+            dict(c.attack.options)["constant_D"] for c in cells if c.attack.title == "RGLA"
+        } <= {True}
     assert not any(c.random_labels for c in cells_of(EXPERIMENTS["rgla-8"], "paper"))
 
 
@@ -125,7 +150,9 @@ def test_other_data_are_another_key_wherever_they_lie(tmp_path: Path) -> None:
     for name, gray in (("one", 10), ("same", 10), ("other", 20)):
         (tmp_path / name / "a").mkdir(parents=True)
         Image.new("RGB", (8, 8), (gray, gray, gray)).save(tmp_path / name / "a" / "photo.png")
-    one, same, other = (key_of(cell(), Material(data=str(tmp_path / name))) for name in ("one", "same", "other"))
+    one, same, other = (
+        key_of(cell(), Material(data=str(tmp_path / name))) for name in ("one", "same", "other")
+    )
     assert one == same != other
     assert one != key_of(cell(), EMBEDDED)
 

@@ -25,12 +25,17 @@ DUPLICATES = EXPERIMENTS["rgla-figure-4-left"]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """PSNR by a rule that is easy to recognize: a decibel of the attack's place, a tenth less for every label alike."""
+    """PSNR by a rule that is easy to recognize: a decibel of the attack's place, a tenth less for
+    every label alike."""
     store = Store(tmp_path / "store.sqlite")
     cells = cells_of(DUPLICATES, "small")
     names = list(dict.fromkeys(str(c.attack) for c in cells))
     for number, one in enumerate(cells):
-        values = {"psnr": 20 - names.index(str(one.attack)) - 0.1 * one.same, "psnr_se": 0.25, "batches": 20.0}
+        values = {
+            "psnr": 20 - names.index(str(one.attack)) - 0.1 * one.same,
+            "psnr_se": 0.25,
+            "batches": 20.0,
+        }
         store.put(f"{number}", declaration_of(one), one.content(), Outcome("measured", values), {})
     return store
 
@@ -40,7 +45,9 @@ def test_curves_are_the_figures_of_their_cells_in_the_order_of_x(store: Store) -
     lines = curves(read_table(DUPLICATES, "small", store), DUPLICATES.figure)
     assert list(lines) == ["RGLA", "RGLA, D differentiated", "FGLA", "exact, nothing granted"]
     assert [x for x, _ in lines["FGLA"]] == [0, 2, 4, 6, 8]
-    assert [y for _, y in lines["FGLA"]] == pytest.approx([18 - 0.1 * same for same in (0, 2, 4, 6, 8)])
+    assert [y for _, y in lines["FGLA"]] == pytest.approx(
+        [18 - 0.1 * same for same in (0, 2, 4, 6, 8)]
+    )
 
 
 def test_a_row_of_many_batches_has_its_standard_error_and_counts_them(store: Store) -> None:
@@ -59,7 +66,9 @@ def test_losses_over_steps_are_drawn_as_they_were_noted(tmp_path: Path) -> None:
         assert draw(table, tmp_path / "losses.png")
 
 
-def test_the_drawing_is_a_picture_and_an_empty_one_is_not_made(store: Store, tmp_path: Path) -> None:
+def test_the_drawing_is_a_picture_and_an_empty_one_is_not_made(
+    store: Store, tmp_path: Path
+) -> None:
     assert draw(read_table(DUPLICATES, "small", store), tmp_path / "drawn.png")
     with Image.open(tmp_path / "drawn.png") as picture:
         assert len(picture.convert("L").getcolors(1 << 24) or []) > 20
@@ -79,7 +88,13 @@ def test_right_solutions_and_twins_are_points(tmp_path: Path) -> None:
             "entropy_of_1": 0.1,
             "psnr_of_1": 8.0,
         }
-        store.put("1", declaration_of(first), first.content(), Outcome("measured", points | {"batches": 2.0}), {})
+        store.put(
+            "1",
+            declaration_of(first),
+            first.content(),
+            Outcome("measured", points | {"batches": 2.0}),
+            {},
+        )
         table = read_table(twins, "small", store)
         assert drawing._points(table.rows[0]) == [(1e-8, 4.6, 20.0), (1e-3, 0.1, 8.0)]
         assert draw(table, tmp_path / "twins.png")
@@ -96,11 +111,18 @@ def test_rows_of_one_attack_name_their_defense(tmp_path: Path) -> None:
             store.put(f"key {number}", declaration_of(one), one.content(), outcome, {})
         drawn = drawing._pictures(read_table(figure, "smoke", store))
     assert drawn is not None
-    assert [axis.get_ylabel() for axis in drawn.axes][:3] == ["original", "RGLA, none", "RGLA, prune:0.8"]
+    assert [axis.get_ylabel() for axis in drawn.axes][:3] == [
+        "original",
+        "RGLA, none",
+        "RGLA, prune:0.8",
+    ]
 
 
 def test_lines_differ_in_mark_and_dash() -> None:
-    marks, dashes = [mark for _, mark, _ in drawing._LINES], [str(dash) for _, _, dash in drawing._LINES]
+    marks, dashes = (
+        [mark for _, mark, _ in drawing._LINES],
+        [str(dash) for _, _, dash in drawing._LINES],
+    )
     assert len(set(marks)) == len(marks)
     assert len(set(dashes)) == len(dashes)
 
@@ -129,5 +151,7 @@ def test_a_matrix_has_a_column_for_each_value_of_its_axis(tmp_path: Path) -> Non
 
 
 def test_a_worker_with_other_code_refuses_its_cell() -> None:
-    with pytest.raises(UnsumError, match=r"A node of the cluster has another unsum \(code \w+, not older\)"):
+    with pytest.raises(
+        UnsumError, match=r"A node of the cluster has another unsum \(code \w+, not older\)"
+    ):
         _measured(cell(), Material(), "older")

@@ -1,4 +1,5 @@
-"""Another package's attack and defense, known by entry points alone, in a process that has it on its path."""
+"""Another package's attack and defense, known by entry points alone, in a process that has it on
+its path."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ print(json.dumps({
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder: Path = tmp_path_factory.mktemp("plugin")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=folder, env=with_plugin(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder,
+        env=with_plugin(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     content: dict[str, object] = json.loads(done.stdout)
     return content
@@ -59,7 +65,9 @@ def test_every_table_of_attacks_has_the_plug_in(found: dict[str, dict[str, objec
 
 def test_a_broken_plug_in_is_told_and_stops_nothing(found: dict[str, list[str]]) -> None:
     (sentence,) = found["problems"]
-    assert sentence.startswith("The plug-in 'broken' (unsum_that_is_not_there) could not be loaded: ")
+    assert sentence.startswith(
+        "The plug-in 'broken' (unsum_that_is_not_there) could not be loaded: "
+    )
 
 
 def test_a_registry_without_plug_ins_loads_none() -> None:

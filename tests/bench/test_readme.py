@@ -1,4 +1,5 @@
-"""A line for each script of the bench, and pages that name no script that is gone without the commit that has it."""
+"""A line for each script of the bench, and pages that name no script that is gone without the
+commit that has it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,14 @@ ALL = [*pages.PAGES, pages.ROOT / "SECURITY.md", pages.ROOT / "bench" / "README.
 
 
 def test_every_script_has_its_line_and_there_are_few() -> None:
-    called = {path for path in SCRIPTS.rglob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")}
-    names = {path.relative_to(SCRIPTS).with_suffix("").as_posix().replace("/", ".") for path in called}
+    called = {
+        path
+        for path in SCRIPTS.rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text("utf-8")
+    }
+    names = {
+        path.relative_to(SCRIPTS).with_suffix("").as_posix().replace("/", ".") for path in called
+    }
     text = (pages.ROOT / "bench" / "README.md").read_text("utf-8")
     assert sorted(re.findall(r"^\| `([\w.]+)`", text, re.MULTILINE)) == sorted(names)
     assert 20 <= len(names) <= MOST

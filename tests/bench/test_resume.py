@@ -1,4 +1,5 @@
-"""A run that is killed loses one cell at most, and what it becomes in the end is what it would have been."""
+"""A run that is killed loses one cell at most, and what it becomes in the end is what it would have
+been."""
 
 from __future__ import annotations
 
@@ -43,17 +44,26 @@ def test_killed_and_resumed_is_the_same_as_uninterrupted(tmp_path: Path) -> None
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL  # it was still at work
     kept = count(killed)
-    cells = list(dict.fromkeys(cell for name in TABLES for cell in cells_of(EXPERIMENTS[name], "smoke")))
+    cells = list(
+        dict.fromkeys(cell for name in TABLES for cell in cells_of(EXPERIMENTS[name], "smoke"))
+    )
     assert 3 <= kept < len(cells)
 
     with Store(killed) as store:
         before = {result.key: result.finished for result in store}
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200, check=True
+        words,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=True,
     )
     assert f'"known": {kept}' in done.stdout
     with Store(killed) as store, Store(tmp_path / "whole.sqlite") as whole:
-        assert {r.key: r.finished for r in store if r.key in before} == before  # nothing was measured twice
+        # nothing was measured twice
+        assert {r.key: r.finished for r in store if r.key in before} == before
         run(cells, Material(), whole)
         assert len(values(whole)) == len(cells)
         assert values(store) == values(whole)

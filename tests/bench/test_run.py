@@ -32,8 +32,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def test_figures_are_those_of_the_attacks() -> None:
-    """The exact solver has every feature also where labels are alike; the ratio method has their mean."""
-    exact, alike = measure(cell(same=4), EMBEDDED).values, measure(cell(FGLA, same=4), EMBEDDED).values
+    """The exact solver has every feature also where labels are alike; the ratio method has their
+    mean."""
+    exact, alike = (
+        measure(cell(same=4), EMBEDDED).values,
+        measure(cell(FGLA, same=4), EMBEDDED).values,
+    )
     assert exact["feature_error"] < 1e-3
     assert exact["labels"] == exact["exact"] == 1
     assert alike["feature_error"] > 0.1
@@ -41,7 +45,8 @@ def test_figures_are_those_of_the_attacks() -> None:
 
 
 def test_the_sum_of_few_clients_is_as_readable_as_one() -> None:
-    """Two clients of two samples: all four are at stake, and 4 < 9 classes; without their number the cell has no meaning."""
+    """Two clients of two samples: all four are at stake, and 4 < 9 classes; without their number
+    the cell has no meaning."""
     shared = measure(cell(batch=2, defense="secagg:2"), EMBEDDED).values
     assert shared["feature_error"] < 1e-3
     assert shared["labels"] == 1
@@ -84,7 +89,8 @@ def test_a_batch_that_the_data_do_not_have_is_a_need() -> None:
     outcome = measure(replace(cell(batch=40), network=Network("conv", 16, 100)), EMBEDDED)
     assert outcome.status == "needs"
     assert outcome.sentence == (
-        "This cell needs 40 photos of distinct classes, and the data have 16; give more with --data."
+        "This cell needs 40 photos of distinct classes, and the data have 16; give more with "
+        "--data."
     )
 
 
@@ -99,7 +105,9 @@ def test_a_network_without_its_weights_is_a_need() -> None:
 @pytest.mark.parametrize("labels", ["smooth", "mixup"])
 def test_soft_labels_come_back(labels: str) -> None:
     lenet = Network("lenet", 16, 10, train=False)
-    soft = replace(cell(Attack("exact", family="soft"), batch=1), network=lenet, labels=labels, draws=3)  # type: ignore[arg-type]
+    soft = replace(
+        cell(Attack("exact", family="soft"), batch=1), network=lenet, labels=labels, draws=3
+    )  # type: ignore[arg-type]
     assert measure(soft, EMBEDDED).values["recovered"] == 1
 
 
@@ -107,7 +115,11 @@ def test_soft_labels_come_back(labels: str) -> None:
 def test_draws_dealt_out_to_processes_are_the_same_draws() -> None:
     lenet = Network("lenet", 16, 10, train=False)
     soft = replace(
-        cell(Attack("soft", family="soft"), batch=1), network=lenet, labels="mixup", defense="noise:0.001", draws=8
+        cell(Attack("soft", family="soft"), batch=1),
+        network=lenet,
+        labels="mixup",
+        defense="noise:0.001",
+        draws=8,
     )
     alone, dealt = (measure(soft, Material(threads=threads)).values for threads in (1, 2))
     assert 0 < alone["target_error"] < 0.1
@@ -125,10 +137,13 @@ def test_an_option_reaches_its_attack_and_its_key() -> None:
 
 
 def test_results_of_other_code_may_stand_for_those_of_this(store: Store, tmp_path: Path) -> None:
-    """A release later every key is another one; what tables show already need not be measured again, refusals are."""
+    """A release later every key is another one; what tables show already need not be measured
+    again, refusals are."""
     with Store(tmp_path / "older.sqlite") as older:
         for result in store:
-            older.put(f"of other code {result.key}", result.declaration, {}, result.outcome, result.origin)
+            older.put(
+                f"of other code {result.key}", result.declaration, {}, result.outcome, result.origin
+            )
         kept = run(CELLS[:5], EMBEDDED, older, any_code=True)
         assert (kept.known, kept.measured, kept.needs) == (4, 0, 1)
         again = run(CELLS[:5], EMBEDDED, older)
@@ -167,7 +182,9 @@ def test_the_heads_own_update_is_that_of_the_whole_client(defense: str) -> None:
     model[-1] = one.head  # type: ignore[index]
     whole = capture(model, one.images, one.labels, defenses=defenses(defense))
     for part in ("weight", "bias"):
-        torch.testing.assert_close(one.update.gradients[part], whole.gradients[f"5.{part}"], rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            one.update.gradients[part], whole.gradients[f"5.{part}"], rtol=1e-4, atol=1e-7
+        )
 
 
 def test_random_labels_repeat_and_photos_do_not() -> None:
@@ -184,7 +201,12 @@ def test_exact_features_come_back_of_every_batch() -> None:
 
 
 def test_a_start_near_the_labels_ends_in_twins() -> None:
-    options = (("constant_D", True), ("objectives", ("w", "b", "loss")), ("start", "labels"), ("steps", 300))
+    options = (
+        ("constant_D", True),
+        ("objectives", ("w", "b", "loss")),
+        ("start", "labels"),
+        ("steps", 300),
+    )
     near = replace(cell(Attack("rgla", options, "labels", family="twins")), draws=2)
     values = measure(near, EMBEDDED).values
     assert (values["twins"], values["batches"]) == (1, 2)

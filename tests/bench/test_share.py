@@ -37,7 +37,8 @@ def test_every_cell_is_in_exactly_one_shard_and_slow_ones_are_spread(count: int)
     assert Counter(cell for shard in shards for cell in shard) == Counter(cells)
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
     for shard in shards:
-        assert [c.seed for c in shard] == sorted(c.seed for c in shard)  # first batches first, as in the whole run
+        # first batches first, as in the whole run
+        assert [c.seed for c in shard] == sorted(c.seed for c in shard)
     slow = [sum(c.attack.name == "rgla" for c in shard) for shard in shards]
     kinds = len({(c.network, c.attack) for c in cells if c.attack.name == "rgla"})
     assert max(slow) - min(slow) <= kinds
@@ -47,11 +48,18 @@ def test_shards_merged_are_the_same_as_one_run(bench: Bench, tmp_path: Path) -> 
     whole = bench(*WORDS, "--store", "whole.sqlite")
     for number in (1, 2, 3):
         bound = ("--minutes", f"{60 + number}")
-        part = bench(*WORDS, "--store", f"part-{number}.sqlite", "--shard", f"{number}/3", *bound, "--json")
+        part = bench(
+            *WORDS, "--store", f"part-{number}.sqlite", "--shard", f"{number}/3", *bound, "--json"
+        )
         assert part.code == 0, part.err
         assert '"measured": 2' in part.out
-    merged = bench("merge", *(f"part-{number}.sqlite" for number in (1, 2, 3)), "--store", "merged.sqlite")
-    assert (merged.code, merged.out) == (0, "6 of 6 results were new or newer; merged.sqlite has 6.\n"), merged.err
+    merged = bench(
+        "merge", *(f"part-{number}.sqlite" for number in (1, 2, 3)), "--store", "merged.sqlite"
+    )
+    assert (merged.code, merged.out) == (
+        0,
+        "6 of 6 results were new or newer; merged.sqlite has 6.\n",
+    ), merged.err
     with Store(tmp_path / "whole.sqlite") as one, Store(tmp_path / "merged.sqlite") as joined:
         assert values(joined) == values(one)
         assert len(values(one)) == 6
@@ -65,10 +73,14 @@ def test_shards_merged_are_the_same_as_one_run(bench: Bench, tmp_path: Path) -> 
 
 def put(path: Path, key: str, psnr: float, status: str = "measured") -> None:
     with Store(path) as store:
-        store.put(key, "declared", cell().content(), Outcome(status, {"psnr": psnr}), {"code": "abc"})  # type: ignore[arg-type]
+        store.put(
+            key, "declared", cell().content(), Outcome(status, {"psnr": psnr}), {"code": "abc"}
+        )  # type: ignore[arg-type]
 
 
-def test_of_one_key_the_newest_stays_and_a_measured_one_before_others(bench: Bench, tmp_path: Path) -> None:
+def test_of_one_key_the_newest_stays_and_a_measured_one_before_others(
+    bench: Bench, tmp_path: Path
+) -> None:
     old, new = tmp_path / "old.sqlite", tmp_path / "new.sqlite"
     put(old, "both", 1.0)
     put(old, "then failed", 2.0)
@@ -88,7 +100,9 @@ def test_of_one_key_the_newest_stays_and_a_measured_one_before_others(bench: Ben
     )
 
 
-def test_damaged_and_foreign_files_are_refused_and_nothing_is_written(bench: Bench, tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_are_refused_and_nothing_is_written(
+    bench: Bench, tmp_path: Path
+) -> None:
     put(tmp_path / "good.sqlite", "key", 1.0)
     with sqlite3.connect(tmp_path / "other.sqlite") as database:
         database.execute("CREATE TABLE people (name TEXT)")
@@ -99,7 +113,10 @@ def test_damaged_and_foreign_files_are_refused_and_nothing_is_written(bench: Ben
     content = bytearray(damaged.read_bytes())
     content[-8192:] = b"\xff" * 8192
     damaged.write_bytes(content)
-    for name, sentence in {"other": "is a database, but no store", "damaged": "is damaged, or no store"}.items():
+    for name, sentence in {
+        "other": "is a database, but no store",
+        "damaged": "is damaged, or no store",
+    }.items():
         refused = bench("merge", "good.sqlite", f"{name}.sqlite", "--store", "out.sqlite")
         assert (refused.code, sentence in refused.err) == (2, True), refused.err
         assert len(refused.err.strip().splitlines()) == 1
@@ -128,7 +145,8 @@ def test_only_the_attacks_asked_for() -> None:
 def test_a_scheduler_that_ends_the_job_finds_one_whole_file(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM in the second cell: the store is closed, so that its one file can be copied, and the exit code says why."""
+    """SIGTERM in the second cell: the store is closed, so that its one file can be copied, and the
+    exit code says why."""
 
     def measured(of: Cell, material: Material) -> Outcome:
         if of.attack.name != "fgla":

@@ -12,7 +12,9 @@ from unsum import UnsumError
 from unsum_bench.measure import Outcome
 from unsum_bench.store import Store
 
-OUTCOME = Outcome("measured", {"psnr": 12.5}, seconds=1.0, cpu_seconds=0.5, peak_mb=100.0, picture=b"png")
+OUTCOME = Outcome(
+    "measured", {"psnr": 12.5}, seconds=1.0, cpu_seconds=0.5, peak_mb=100.0, picture=b"png"
+)
 
 
 def put(store: Store, key: str, outcome: Outcome = OUTCOME, declaration: str = "declared") -> None:
@@ -31,7 +33,9 @@ def test_what_is_put_comes_back_whole(tmp_path: Path) -> None:
         assert not Path(f"{store.path}-wal").exists()  # one file, that can be copied
 
 
-def test_of_several_results_of_a_declaration_the_newest_that_worked_is_shown(tmp_path: Path) -> None:
+def test_of_several_results_of_a_declaration_the_newest_that_worked_is_shown(
+    tmp_path: Path,
+) -> None:
     with Store(tmp_path / "store.sqlite") as store:
         put(store, "old", Outcome("measured", {"psnr": 1.0}))
         put(store, "new", Outcome("measured", {"psnr": 2.0}))
@@ -45,7 +49,9 @@ def test_of_several_results_of_a_declaration_the_newest_that_worked_is_shown(tmp
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(UnsumError, match=r"'.*store\.sqlite' is damaged, or no store of `unsum bench`"):
+    with pytest.raises(
+        UnsumError, match=r"'.*store\.sqlite' is damaged, or no store of `unsum bench`"
+    ):
         Store(path)
 
 
@@ -89,7 +95,9 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing_that_was_written(tmp_path: 
         put(store, "first")
         pages = store._database.execute("PRAGMA page_count").fetchone()[0]
         store._database.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(UnsumError, match=r"The disk is full, so the store .* takes no more cells; make room"):
+        with pytest.raises(
+            UnsumError, match=r"The disk is full, so the store .* takes no more cells; make room"
+        ):
             put(store, "second", Outcome("measured", picture=b"x" * 1_000_000))
     with Store(path, read_only=True) as store:
         assert list(store.statuses()) == ["first"]
@@ -97,7 +105,8 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing_that_was_written(tmp_path: 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence() -> None:
     with pytest.raises(
-        UnsumError, match="cannot be opened or made there; name one with --store in a folder that can be"
+        UnsumError,
+        match="cannot be opened or made there; name one with --store in a folder that can be",
     ):
         Store("/proc/unsum-bench.sqlite")
 

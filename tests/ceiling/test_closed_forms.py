@@ -39,7 +39,8 @@ def known(distance: float, sigma: float) -> float:
     return float(known_in_gaussian(np.array([(distance / (2 * sigma)) ** 2]))[0])
 
 
-# Labels: ∇W = (p − y) xᵀ, ∇b = p − y, so that another label moves them by (y′ − y) [x, 1], of length √(2 (‖x‖² + 1)).
+# Labels: ∇W = (p − y) xᵀ, ∇b = p − y, so that another label moves them by (y′ − y) [x, 1], of
+# length √(2 (‖x‖² + 1)).
 
 
 @pytest.mark.parametrize("sigma", [0.3, 2.0, 10.0])
@@ -54,11 +55,14 @@ def test_the_label_among_four_samples_is_a_fourth_as_far() -> None:
     x, y = batch(4)
     distances = (2 * (x.double().square().sum(1) + 1)).sqrt() / 4
     found = unsum.ceiling(linear(), (x, y), noise=0.2, pairs=1)
-    assert found.labels.tolist() == pytest.approx([normal_cdf(float(d) / 0.4) for d in distances], rel=1e-5)
+    assert found.labels.tolist() == pytest.approx(
+        [normal_cdf(float(d) / 0.4) for d in distances], rel=1e-5
+    )
 
 
 def test_mean_squared_error_by_hand() -> None:
-    """One output, loss (w x + b − y)² of one entry: ∇ = 2 r [x, 1] with r = w x + b − y; worlds x and x + 2 s or x − 2 s."""
+    """One output, loss (w x + b − y)² of one entry: ∇ = 2 r [x, 1] with r = w x + b − y; worlds x
+    and x + 2 s or x − 2 s."""
     model = nn.Linear(1, 1)
     with torch.no_grad():
         model.weight.fill_(0.5)
@@ -68,9 +72,16 @@ def test_mean_squared_error_by_hand() -> None:
         r = 0.5 * x + 0.1 - 0.7
         return 2 * r * np.array([x, 1.0])
 
-    distances = [float(np.linalg.norm(gradient(2.0 + step) - gradient(2.0))) for step in (0.6, -0.6)]
+    distances = [
+        float(np.linalg.norm(gradient(2.0 + step) - gradient(2.0))) for step in (0.6, -0.6)
+    ]
     found = unsum.ceiling(
-        model, (torch.tensor([[2.0]]), torch.tensor([0.7])), noise=1.5, spread=0.3, pairs=256, loss="mse"
+        model,
+        (torch.tensor([[2.0]]), torch.tensor([0.7])),
+        noise=1.5,
+        spread=0.3,
+        pairs=256,
+        loss="mse",
     )
     drawn = {round(math.sqrt(one.squared), 5) for one in found.distances.found[0]}  # type: ignore[union-attr]
     assert len(drawn) == 1  # which way is drawn once for each entry
@@ -128,8 +139,12 @@ def test_what_only_cuts_and_rounds_proves_nothing(defense: unsum.defend.Defense)
     assert samples(linear(), data, defenses=defense, spread=3.0) == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("defense", [unsum.Sign(), unsum.BFloat16(), unsum.Prune(0.9) | unsum.Sign()], ids=repr)
-def test_what_rounds_both_worlds_to_the_same_bits_proves_what_its_pairs_do(defense: unsum.defend.Defense) -> None:
+@pytest.mark.parametrize(
+    "defense", [unsum.Sign(), unsum.BFloat16(), unsum.Prune(0.9) | unsum.Sign()], ids=repr
+)
+def test_what_rounds_both_worlds_to_the_same_bits_proves_what_its_pairs_do(
+    defense: unsum.defend.Defense,
+) -> None:
     found = unsum.ceiling(linear(), batch(2), defenses=defense, spread=1e-6, pairs=64)
     assert all(0 < value < 0.12 for value in found.samples.tolist())
 
@@ -139,13 +154,21 @@ def test_what_rounds_both_worlds_to_the_same_bits_proves_what_its_pairs_do(defen
 
 def test_what_follows_the_noise_counts_for_nothing() -> None:
     alone = samples(linear(), batch(2), defenses=unsum.Noise(0.4), pairs=16)
-    for after in (unsum.Clip(0.1), unsum.Sign(), unsum.Prune(0.9), unsum.Laplace(1.0), unsum.DropBias()):
+    for after in (
+        unsum.Clip(0.1),
+        unsum.Sign(),
+        unsum.Prune(0.9),
+        unsum.Laplace(1.0),
+        unsum.DropBias(),
+    ):
         assert samples(linear(), batch(2), defenses=[unsum.Noise(0.4), after], pairs=16) == alone
 
 
 def test_noises_in_a_row_are_one_noise() -> None:
     one = samples(linear(), batch(2), noise=0.5, pairs=16)
-    assert samples(linear(), batch(2), defenses=[unsum.Noise(0.3), unsum.Noise(0.4)], pairs=16) == one
+    assert (
+        samples(linear(), batch(2), defenses=[unsum.Noise(0.3), unsum.Noise(0.4)], pairs=16) == one
+    )
 
 
 def test_a_defense_that_looks_at_the_samples_after_the_noise_undoes_it() -> None:
@@ -173,7 +196,8 @@ def test_flowers_local_dp_is_a_clip_and_a_noise() -> None:
 
 
 def test_dp_sgd_clips_every_sample_and_divides_its_noise() -> None:
-    """B = 2, clip 0.1: two worlds of one sample lie at most 2 · 0.1 / 2 apart, and the noise is 3 · 0.1 / 2."""
+    """B = 2, clip 0.1: two worlds of one sample lie at most 2 · 0.1 / 2 apart, and the noise is 3 ·
+    0.1 / 2."""
     found = unsum.ceiling(linear(), batch(2), defenses=unsum.DPSGD(3.0, clip=0.1), pairs=64)
     assert found.noise is not None
     assert found.noise.scale == pytest.approx(0.15)
@@ -184,7 +208,9 @@ def test_dp_sgd_clips_every_sample_and_divides_its_noise() -> None:
 
 
 def test_laplace_noise_has_a_ceiling_of_its_own() -> None:
-    weak, strong = (unsum.ceiling(linear(), batch(2), defenses=unsum.Laplace(b), pairs=64) for b in (0.02, 20.0))
+    weak, strong = (
+        unsum.ceiling(linear(), batch(2), defenses=unsum.Laplace(b), pairs=64) for b in (0.02, 20.0)
+    )
     assert float(strong.samples.max()) < 0.12
     assert float(weak.samples.min()) > 0.5
     x, y = batch()
@@ -205,10 +231,13 @@ def test_one_local_step_is_the_gradient() -> None:
 
 
 def test_epochs_say_more_and_are_played() -> None:
-    """Five epochs at a rate near 0 send the sum of five gradients: as far apart as noise five times smaller."""
+    """Five epochs at a rate near 0 send the sum of five gradients: as far apart as noise five times
+    smaller."""
     five = samples(linear(), batch(2), noise=1.0, pairs=16, learning_rate=1e-4, epochs=5)
     assert five == pytest.approx(samples(linear(), batch(2), noise=0.2, pairs=16), abs=0.01)
-    with_momentum = samples(linear(), batch(2), noise=1.0, pairs=16, learning_rate=1e-4, epochs=5, momentum=0.9)
+    with_momentum = samples(
+        linear(), batch(2), noise=1.0, pairs=16, learning_rate=1e-4, epochs=5, momentum=0.9
+    )
     assert min(with_momentum) > max(five) - 0.05
 
 
@@ -255,12 +284,15 @@ def test_differences_whose_square_is_no_float_are_differences() -> None:
 
 
 def test_noise_that_follows_from_the_number_of_samples_shows_who_is_missing() -> None:
-    """DP-SGD divides its noise by the batch: two worlds of another size have another noise, and many entries show it."""
+    """DP-SGD divides its noise by the batch: two worlds of another size have another noise, and
+    many entries show it."""
     how = {"presence": True, "pairs": 1}
     dp = unsum.ceiling(linear(), batch(4), defenses=unsum.DPSGD(30.0, clip=0.1), **how)
     assert dp.present is not None
     assert dp.present.tolist() == [1.0] * 4
-    same = unsum.ceiling(linear(), batch(4), defenses=[unsum.DPSGD(0.0, clip=0.1), unsum.Noise(1.0)], **how)
+    same = unsum.ceiling(
+        linear(), batch(4), defenses=[unsum.DPSGD(0.0, clip=0.1), unsum.Noise(1.0)], **how
+    )
     assert same.present is not None
     assert float(same.present.max()) < 0.6
 
@@ -286,16 +318,25 @@ def test_a_client_of_ones_own() -> None:
             nn.functional.cross_entropy(twin(world.inputs), world.targets).backward()
             optimizer.step()
         return Played(
-            {n: p.detach() - q.detach() for (n, p), q in zip(twin.named_parameters(), model.parameters(), strict=True)}
+            {
+                n: p.detach() - q.detach()
+                for (n, p), q in zip(twin.named_parameters(), model.parameters(), strict=True)
+            }
         )
 
     hidden = unsum.ceiling(model, batch(2), noise=0.5, client=client, pairs=64)
     read = unsum.ceiling(model, batch(2), noise=1e-5, client=client, pairs=64)
     assert float(hidden.samples.max()) < 0.2 < float(read.samples.min())
     with_sign = unsum.ceiling(
-        model, batch(2), defenses=[unsum.Sign(), unsum.Noise(0.5)], client=client, pairs=64, spread=3.0
+        model,
+        batch(2),
+        defenses=[unsum.Sign(), unsum.Noise(0.5)],
+        client=client,
+        pairs=64,
+        spread=3.0,
     )
-    assert float(with_sign.samples.max()) > float(hidden.samples.max())  # signs lie 2 apart, not 0.02
+    # signs lie 2 apart, not 0.02
+    assert float(with_sign.samples.max()) > float(hidden.samples.max())
 
 
 def test_a_clients_own_randomness_falls_alike_in_both_worlds() -> None:
@@ -303,7 +344,12 @@ def test_a_clients_own_randomness_falls_alike_in_both_worlds() -> None:
         return Played({"sum": world.inputs.sum(0) + torch.randn(5)})
 
     found = unsum.ceiling(
-        linear(), (torch.zeros(1, 5), torch.tensor([0])), client=client, noise=1.0, spread=1.0, pairs=128
+        linear(),
+        (torch.zeros(1, 5), torch.tensor([0])),
+        client=client,
+        noise=1.0,
+        spread=1.0,
+        pairs=128,
     )
     assert float(found.lower[0]) <= known(2.0, 1.0) <= float(found.samples[0])
 
@@ -346,7 +392,9 @@ def test_whatever_can_be_trained_can_be_bounded(made: Callable[[], tuple]) -> No
 def test_binary_labels_are_turned_and_soft_ones_exchanged() -> None:
     x, _ = batch(2)
     yes = unsum.ceiling(linear(5, 1), (x, torch.tensor([0, 1])), loss="bce", noise=0.5, pairs=4)
-    expected = [normal_cdf(math.sqrt(float(row.square().sum()) + 1) / 2 / (2 * 0.5)) for row in x.double()]
+    expected = [
+        normal_cdf(math.sqrt(float(row.square().sum()) + 1) / 2 / (2 * 0.5)) for row in x.double()
+    ]
     assert yes.labels.tolist() == pytest.approx(expected, rel=1e-5)
     soft = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
     found = unsum.ceiling(linear(), (x, soft), noise=0.5, pairs=4)
@@ -364,7 +412,9 @@ def test_rounds_add_up_like_less_noise() -> None:
 
 
 def test_rounds_of_a_mechanism_add_up_as_well() -> None:
-    found = unsum.ceiling(linear(), batch(4), defenses=unsum.DPSGD(4.0), local_steps=2, learning_rate=0.1)
+    found = unsum.ceiling(
+        linear(), batch(4), defenses=unsum.DPSGD(4.0), local_steps=2, learning_rate=0.1
+    )
     assert found.worst is not None
     assert (found.worst.mu, found.pairs) == (pytest.approx(0.5), 0)
     assert found.samples.tolist() == [found.worst.leakage] * 4
@@ -372,7 +422,8 @@ def test_rounds_of_a_mechanism_add_up_as_well() -> None:
 
 
 def test_who_looks() -> None:
-    """K clients' noises add up to σ √K in the sum; a server's own counts K-fold, for outsiders alone."""
+    """K clients' noises add up to σ √K in the sum; a server's own counts K-fold, for outsiders
+    alone."""
     x, y = batch()
     distance = math.sqrt(2 * (float(x.double().square().sum()) + 1))
     expected = {
@@ -386,7 +437,8 @@ def test_who_looks() -> None:
         assert observer.kind in found.observer.sentence or observer.kind == "aggregate"
     central = unsum.Observer("outsider", clients=10, noise=1.0)
     assert samples(linear(), (x, y), observer=central, pairs=64) < [1.0]
-    assert samples(linear(), (x, y), observer=unsum.Observer("aggregate", clients=10)) == [1.0]  # no client adds noise
+    # no client adds noise
+    assert samples(linear(), (x, y), observer=unsum.Observer("aggregate", clients=10)) == [1.0]
 
 
 # Other clients' data, drawn from a public pool.
@@ -403,18 +455,27 @@ def pooled(deviation: Tensor, samples: int = 4000) -> tuple[Tensor, Tensor]:
 
 
 def test_other_clients_hide_what_their_own_updates_move() -> None:
-    """K = 5 clients of two samples: their sum has the variance 4 · 2 · 0.5² = 2 in entry 0, and the noise √5 σ."""
+    """K = 5 clients of two samples: their sum has the variance 4 · 2 · 0.5² = 2 in entry 0, and the
+    noise √5 σ."""
     spread = torch.tensor([1.0, 0, 0, 0, 0])
     data = torch.zeros(2, 5), torch.tensor([0, 1])
-    how = {"client": summed, "spread": spread, "noise": 0.3, "observer": unsum.Observer("aggregate", clients=5)}
+    how = {
+        "client": summed,
+        "spread": spread,
+        "noise": 0.3,
+        "observer": unsum.Observer("aggregate", clients=5),
+    }
     own = 5 * 0.3**2
     others = pooled(torch.tensor([0.5, 0.5, 0, 0, 0]))
     found = unsum.ceiling(linear(), data, pairs=64, others=others, **how)
     one = found.distances.found[0][0]  # type: ignore[union-attr]
     deviations = one._deviations(math.sqrt(own))
     assert one.squared == pytest.approx(4.0)
-    assert deviations == pytest.approx(2 / math.sqrt(own + 2.0), rel=0.4)  # 24 updates know a variance to a third
-    elsewhere = unsum.ceiling(linear(), data, pairs=64, others=pooled(torch.tensor([0, 0.5, 0, 0, 0])), **how)
+    # 24 updates know a variance to a third
+    assert deviations == pytest.approx(2 / math.sqrt(own + 2.0), rel=0.4)
+    elsewhere = unsum.ceiling(
+        linear(), data, pairs=64, others=pooled(torch.tensor([0, 0.5, 0, 0, 0])), **how
+    )
     granted = unsum.ceiling(linear(), data, pairs=64, **how)
     assert float(found.samples[0]) < float(granted.samples[0]) - 0.2
     assert elsewhere.samples.tolist() == pytest.approx(granted.samples.tolist(), abs=1e-6)
@@ -441,7 +502,9 @@ def test_an_estimate_is_marked_and_never_a_proof() -> None:
 def test_what_a_mechanism_proves_stays_proven_beside_an_estimate() -> None:
     chain = [unsum.Clip(0.1), unsum.Noise(1.0)]
     observer = unsum.Observer("aggregate", clients=3)
-    found = unsum.ceiling(linear(), batch(2), defenses=chain, observer=observer, others=pooled(torch.ones(5)), pairs=4)
+    found = unsum.ceiling(
+        linear(), batch(2), defenses=chain, observer=observer, others=pooled(torch.ones(5)), pairs=4
+    )
     assert found.decided(0.2) == "below"
 
 
@@ -472,11 +535,17 @@ def test_over_rounds_other_clients_are_granted() -> None:
     [
         (pooled(torch.ones(5), 9), unsum.Observer(), "at least two clients"),
         ("photos", unsum.Observer("aggregate", clients=3), "a folder of photos, or"),
-        ((torch.zeros(3, 4), torch.zeros(3)), unsum.Observer("aggregate", clients=3), "samples like this client's"),
+        (
+            (torch.zeros(3, 4), torch.zeros(3)),
+            unsum.Observer("aggregate", clients=3),
+            "samples like this client's",
+        ),
         (batch(2), unsum.Observer("aggregate", clients=3), "not its own"),
     ],
 )
-def test_other_clients_that_cannot_be_are_refused(others: object, observer: unsum.Observer, says: str) -> None:
+def test_other_clients_that_cannot_be_are_refused(
+    others: object, observer: unsum.Observer, says: str
+) -> None:
     with pytest.raises(unsum.UnsumError, match=says):
         unsum.ceiling(linear(), batch(2), noise=1.0, others=others, observer=observer)  # type: ignore[arg-type]
 
@@ -486,7 +555,9 @@ def test_presence() -> None:
     x, y = batch(2)
     model = linear()
     both, alone = (unsum.capture(model, x[s], y[s]) for s in (slice(None), slice(1, None)))
-    distance = math.sqrt(sum(float((both.gradients[n] - alone.gradients[n]).square().sum()) for n in both.gradients))
+    distance = math.sqrt(
+        sum(float((both.gradients[n] - alone.gradients[n]).square().sum()) for n in both.gradients)
+    )
     found = unsum.ceiling(model, (x, y), noise=0.7, presence=True, pairs=1)
     assert found.present is not None
     assert float(found.present[0]) == pytest.approx(normal_cdf(distance / 1.4), rel=1e-5)
@@ -507,7 +578,9 @@ def test_who_alone_cannot_be_trained_on_is_seen_to_be_missing() -> None:
 
 def test_the_seed_decides_and_nothing_else_changes() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 3)).eval()
+    model = nn.Sequential(
+        nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 3)
+    ).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -526,7 +599,9 @@ def test_a_spread_may_be_a_number_or_like_a_sample() -> None:
     number = samples(linear(), batch(2), noise=0.4, pairs=16, spread=0.5)
     assert samples(linear(), batch(2), noise=0.4, pairs=16, spread=torch.full((5,), 0.5)) == number
     first = torch.tensor([0.5, 0, 0, 0, 0])  # the first entry alone is in question
-    assert all(0 < value < 1 for value in samples(linear(), batch(2), noise=0.4, pairs=64, spread=first))
+    assert all(
+        0 < value < 1 for value in samples(linear(), batch(2), noise=0.4, pairs=64, spread=first)
+    )
 
 
 def test_a_decision_ends_the_draws() -> None:
@@ -553,8 +628,8 @@ def test_a_pair_is_one_play_and_one_that_is_drawn_again_none() -> None:
 
 
 def test_eight_samples_together_are_below_sooner_than_each_of_them_by_itself() -> None:
-    """Draws of 0 refute 20 % for the largest of eight ceilings after about ln(2 · 200)/ln(1/0.8) = 26.9
-    pairs, and for all eight with a share of the doubt each only after 36.2."""
+    """Draws of 0 refute 20 % for the largest of eight ceilings after about ln(2 · 200)/ln(1/0.8) =
+    26.9 pairs, and for all eight with a share of the doubt each only after 36.2."""
 
     class Blind(nn.Module):
         def __init__(self) -> None:
@@ -570,7 +645,8 @@ def test_eight_samples_together_are_below_sooner_than_each_of_them_by_itself() -
 
 
 def test_a_sample_below_beside_one_above_is_drawn_until_it_is_below_together() -> None:
-    """Without a decision for all at once each sample is to be decided; what bounds the highest does not help it."""
+    """Without a decision for all at once each sample is to be decided; what bounds the highest does
+    not help it."""
     model = linear()
     x, y = batch(8)
     x = torch.cat([torch.zeros(7, 5), 300 * x[:1]])  # the last alone moves the weights
@@ -607,8 +683,14 @@ def test_time_that_is_over_leaves_an_honest_limit() -> None:
         ({"observer": "server"}, "unsum.Observer"),
         ({"defenses": "noise:1"}, r"unsum.Noise\(0.1\)"),
         ({"defenses": [3]}, r"unsum.Noise\(0.1\)"),
-        ({"client": lambda _world: {"w": torch.zeros(1)}, "noise": 1.0}, r"returns Played\(noisy\)"),
-        ({"loss": lambda out, _y: (out**2).mean(), "defenses": unsum.DPSGD(1.0)}, "loss of your own"),
+        (
+            {"client": lambda _world: {"w": torch.zeros(1)}, "noise": 1.0},
+            r"returns Played\(noisy\)",
+        ),
+        (
+            {"loss": lambda out, _y: (out**2).mean(), "defenses": unsum.DPSGD(1.0)},
+            "loss of your own",
+        ),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else None,
 )
@@ -633,7 +715,9 @@ def test_an_observer_that_cannot_be_is_refused(how: dict[str, object]) -> None:
 
 def test_whole_numbers_need_a_language_model() -> None:
     with pytest.raises(unsum.UnsumError, match="whole numbers"):
-        unsum.ceiling(nn.Embedding(4, 3), (torch.tensor([[1], [2]]), torch.tensor([0, 1])), noise=1.0)
+        unsum.ceiling(
+            nn.Embedding(4, 3), (torch.tensor([[1], [2]]), torch.tensor([0, 1])), noise=1.0
+        )
     with pytest.raises(unsum.UnsumError, match="as many targets as inputs"):
         unsum.ceiling(linear(), (torch.randn(3, 5), torch.tensor([0])), noise=1.0)
     with pytest.raises(unsum.UnsumError, match="as many targets as inputs"):
@@ -644,8 +728,11 @@ def test_whole_numbers_need_a_language_model() -> None:
         unsum.ceiling(linear(), (torch.randn(1, 5),), noise=1.0)  # type: ignore[arg-type]
 
 
-def test_where_time_is_short_one_sample_is_decided_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time for three labels and six cycles: enough for one sample, too little for three in turns."""
+def test_where_time_is_short_one_sample_is_decided_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time for three labels and six cycles: enough for one sample, too little for three in
+    turns."""
     left = iter([False] * 9 + [True] * 100)
     monkeypatch.setattr(bound, "out_of_time", lambda _what: next(left))
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
@@ -657,7 +744,8 @@ def test_where_time_is_short_one_sample_is_decided_before_the_next(monkeypatch: 
 
 
 def test_what_was_measured_is_taken_again_for_equal_defenses_alone() -> None:
-    """Not for those whose names are alike: two functions, or clips that differ in the eighth digit."""
+    """Not for those whose names are alike: two functions, or clips that differ in the eighth
+    digit."""
     case = Simulation(linear(), *batch(2))
     prover = Prover(case, effort=Effort(pairs=4, most=4, labels=False))
 
@@ -667,6 +755,8 @@ def test_what_was_measured_is_taken_again_for_equal_defenses_alone() -> None:
     weak, strong = (prover([scaled(factor), unsum.Noise(1.0)]) for factor in (1.0, 100.0))
     first = [found.distances.found[0][0].squared for found in (weak, strong)]  # type: ignore[union-attr]
     assert first[1] == pytest.approx(1e4 * first[0], rel=1e-4)
-    one, again, other = (prover([unsum.Clip(norm), unsum.Noise(1.0)]) for norm in (0.1, 0.1, 0.10000001))
+    one, again, other = (
+        prover([unsum.Clip(norm), unsum.Noise(1.0)]) for norm in (0.1, 0.1, 0.10000001)
+    )
     assert one.distances is again.distances
     assert other.distances is not one.distances

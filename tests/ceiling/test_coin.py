@@ -26,7 +26,9 @@ def test_the_share_of_a_bit_in_gaussian_noise_is_the_integral(s: float) -> None:
     def density(z: float) -> float:
         return math.tanh(s + math.sqrt(s) * z) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
-    exact, _ = quad(density, -12, 12, points=[max(-math.sqrt(s), -11.9)], epsabs=1e-13, epsrel=1e-12, limit=500)
+    exact, _ = quad(
+        density, -12, 12, points=[max(-math.sqrt(s), -11.9)], epsabs=1e-13, epsrel=1e-12, limit=500
+    )
     assert float(known_in_gaussian(np.array([s]))[0]) == pytest.approx(exact, abs=1e-9)
 
 
@@ -49,7 +51,9 @@ def test_the_best_attacker_on_gaussian_noise_reaches_the_bound_and_does_not_pass
     assert explained == pytest.approx(bound.known(gaussian(1.0)), abs=4 / math.sqrt(n))
 
 
-@pytest.mark.parametrize(("delta", "b"), [(0.01, 1.0), (0.5, 1.0), (2.0, 1.0), (3.0, 0.5), (12.0, 1.0)])
+@pytest.mark.parametrize(
+    ("delta", "b"), [(0.01, 1.0), (0.5, 1.0), (2.0, 1.0), (3.0, 0.5), (12.0, 1.0)]
+)
 def test_laplace_bounds_lie_above_the_integrals(delta: float, b: float) -> None:
     def p(x: float) -> float:
         return math.exp(-abs(x) / b) / (2 * b)
@@ -59,7 +63,8 @@ def test_laplace_bounds_lie_above_the_integrals(delta: float, b: float) -> None:
 
     def integral(f: object) -> float:
         return sum(
-            quad(f, *ends, epsabs=1e-13, limit=300)[0] for ends in ((-40 * b, 0), (0, delta), (delta, delta + 40 * b))
+            quad(f, *ends, epsabs=1e-13, limit=300)[0]
+            for ends in ((-40 * b, 0), (0, delta), (delta, delta + 40 * b))
         )
 
     affinity = integral(lambda x: math.sqrt(p(x) * q(x)))
@@ -67,7 +72,9 @@ def test_laplace_bounds_lie_above_the_integrals(delta: float, b: float) -> None:
     explained = 1 - integral(lambda x: 2 * p(x) * q(x) / (p(x) + q(x)))
     found = Separation.of([torch.tensor([delta])], by_size=True)
     assert math.exp(found._log_affinity(b)) <= affinity + 1e-12  # sizes are rounded up
-    assert math.exp(found._log_affinity(b)) == pytest.approx(affinity, rel=0.1 * (delta / b) ** 2 + 1e-9)
+    assert math.exp(found._log_affinity(b)) == pytest.approx(
+        affinity, rel=0.1 * (delta / b) ** 2 + 1e-9
+    )
     assert (1 + apart) / 2 <= found.guess(laplace(b)) + 1e-12
     assert explained <= found.known(laplace(b)) + 1e-12
 
@@ -81,7 +88,9 @@ def test_the_affinity_of_laplace_noise_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("dimensions", "size"), [(1, 1.0), (20, 0.3), (200, 0.1), (1000, 0.02)])
-def test_no_attacker_on_laplace_noise_in_many_dimensions_passes_the_bound(dimensions: int, size: float) -> None:
+def test_no_attacker_on_laplace_noise_in_many_dimensions_passes_the_bound(
+    dimensions: int, size: float
+) -> None:
     random, n = np.random.default_rng(1), 8000
     delta = random.normal(scale=size, size=dimensions)
     coin = random.integers(0, 2, n)
@@ -131,7 +140,8 @@ def test_several_updates_add_up() -> None:
 
 
 def test_a_step_of_less_than_a_deviation_proves_no_low_ceiling() -> None:
-    """A step of a deviations grants 1 − a² of the variance; its limit is no lower up to a ceiling of 68 %."""
+    """A step of a deviations grants 1 − a² of the variance; its limit is no lower up to a ceiling
+    of 68 %."""
     strength = np.linspace(0.005, 1.5, 60)
     whole = known_in_gaussian(strength)
     assert whole[-1] == pytest.approx(0.68, abs=0.005)
@@ -140,6 +150,9 @@ def test_a_step_of_less_than_a_deviation_proves_no_low_ceiling() -> None:
         assert (smaller > whole).all()
         assert smaller.min() > 1 - a**2
     beyond = np.array([4.544])  # known to 95 %: the best smaller step leaves 89 %
-    best = min(float(1 - a**2 * (1 - known_in_gaussian(a**2 * beyond))[0]) for a in np.linspace(0.05, 1, 96))
+    best = min(
+        float(1 - a**2 * (1 - known_in_gaussian(a**2 * beyond))[0])
+        for a in np.linspace(0.05, 1, 96)
+    )
     assert float(known_in_gaussian(beyond)[0]) == pytest.approx(0.95, abs=1e-3)
     assert best == pytest.approx(0.894, abs=1e-3)

@@ -1,4 +1,5 @@
-"""Every world of small networks, and the best possible attacker: never above the ceiling, and above each broken one."""
+"""Every world of small networks, and the best possible attacker: never above the ceiling, and above
+each broken one."""
 
 from __future__ import annotations
 
@@ -21,10 +22,18 @@ from unsum.local_training import LocalTraining
 
 CLASSES, SIDE = 3, 4
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "relu": lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 6), nn.ReLU(), nn.Linear(6, CLASSES)),
-    "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 5), nn.Tanh(), nn.Linear(5, CLASSES)),
+    "relu": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(SIDE**2, 6), nn.ReLU(), nn.Linear(6, CLASSES)
+    ),
+    "tanh": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(SIDE**2, 5), nn.Tanh(), nn.Linear(5, CLASSES)
+    ),
     "maxpool": lambda: nn.Sequential(
-        nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, CLASSES)
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
     ),
     "batch norm": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(SIDE**2, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES)
@@ -35,7 +44,12 @@ TRAININGS = {
     "two steps": LocalTraining(learning_rate=0.3, steps=2),
     "two epochs, momentum": LocalTraining(learning_rate=0.3, steps=2, momentum=0.9, epochs=2),
 }
-DEFENSES = {"none": (), "clip": (Clip(0.3),), "clip layers": (ClipLayers(0.2),), "sign": (Sign(scaled=True),)}
+DEFENSES = {
+    "none": (),
+    "clip": (Clip(0.3),),
+    "clip layers": (ClipLayers(0.2),),
+    "sign": (Sign(scaled=True),),
+}
 
 
 def setup(
@@ -56,12 +70,23 @@ def setup(
     inputs = torch.rand(samples, 1, SIDE, SIDE)
     targets = torch.randint(CLASSES, (samples,))
     entries = random.permutation(samples * SIDE**2)[:moved]
-    coins = [(int(e) // SIDE**2, int(e) % SIDE**2, size * float(random.uniform(0.5, 2))) for e in entries]
+    coins = [
+        (int(e) // SIDE**2, int(e) % SIDE**2, size * float(random.uniform(0.5, 2))) for e in entries
+    ]
     labels = [(i, int(targets[i] + 1) % CLASSES) for i in range(min(relabeled, samples))]
     rows = nn.functional.one_hot(targets, CLASSES).float() if loss in ("bce", "mse") else targets
     if loss in ("bce", "mse"):
         labels = []
-    return Setup(model, World(inputs, rows), coins, labels, loss, TRAININGS[training], True, DEFENSES[defense])
+    return Setup(
+        model,
+        World(inputs, rows),
+        coins,
+        labels,
+        loss,
+        TRAININGS[training],
+        True,
+        DEFENSES[defense],
+    )
 
 
 def total(worlds: Worlds, per_coin: np.ndarray) -> float:
@@ -83,13 +108,20 @@ def total(worlds: Worlds, per_coin: np.ndarray) -> float:
     seed=st.integers(0, 10**6),
 )
 def test_the_best_attacker_stays_below_the_ceiling(
-    network: str, samples: int, moved: int, loss: str | None, training: str, defense: str, size: float,
-    relative: float, seed: int,
+    network: str, samples: int, moved: int, loss: str | None, training: str, defense: str,
+    size: float, relative: float, seed: int,
 ) -> None:  # fmt: skip
     if network == "batch norm" and training != "one step":
         samples = 4  # batch norm needs two samples a step
     case = setup(
-        network, samples=samples, moved=moved, loss=loss, training=training, defense=defense, size=size, seed=seed
+        network,
+        samples=samples,
+        moved=moved,
+        loss=loss,
+        training=training,
+        defense=defense,
+        size=size,
+        seed=seed,
     )
     worlds = Worlds.of(case)
     noise = AddedNoise("gaussian", relative * (worlds.typical or 1.0))
@@ -166,7 +198,8 @@ def test_one_secret_that_is_counted_twice_is_caught() -> None:
 
 
 def test_clipping_after_the_bound_instead_of_before_is_caught() -> None:
-    """A mutation: distances of updates that are clipped to almost nothing do not bound those that are sent whole."""
+    """A mutation: distances of updates that are clipped to almost nothing do not bound those that
+    are sent whole."""
     clipped, whole = (Worlds.of(setup("relu", defense=name)) for name in ("clip", "none"))
     noise = AddedNoise("gaussian", whole.typical)
     assert clipped.typical < 0.9 * whole.typical

@@ -13,7 +13,8 @@ from unsum.ceiling.interval import lower_limit, upper_limit
 
 N = 1500  # simulated samples of each kind
 ALPHA = 0.01
-ALLOWED = ALPHA * N + 3 * math.sqrt(ALPHA * (1 - ALPHA) * N)  # misses: 1 %, and three deviations of that count
+# misses: 1 %, and three deviations of that count
+ALLOWED = ALPHA * N + 3 * math.sqrt(ALPHA * (1 - ALPHA) * N)
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -84,7 +85,9 @@ def test_limits_are_narrow_where_they_matter() -> None:
     assert upper_limit([], 0.99) == 1
 
 
-def test_bets_without_their_shares_of_the_capital_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bets_without_their_shares_of_the_capital_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A mutation: eight bets with the whole capital each."""
     monkeypatch.setattr(interval, "_SHARES", np.ones(len(interval._BETS)))
     draw, mean = KINDS["bernoulli 0.2"]

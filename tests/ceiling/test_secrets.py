@@ -1,4 +1,5 @@
-"""What is in question: photos' components, cells, tokens; and that every pair differs in one secret alone."""
+"""What is in question: photos' components, cells, tokens; and that every pair differs in one secret
+alone."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def test_a_photos_pair_differs_in_one_component_which_is_mirrored_at_the_guess()
         assert float(mirrored[place]) == pytest.approx(-float(off[place]))
         assert float((mirrored - off).abs().sum()) == pytest.approx(2 * abs(float(off[place])))
         assert pair.name == (1, place)
-        assert (pair.other.inputs[1] - 0.5).norm() == pytest.approx(float(off.norm()))  # the guess is as far off
+        # the guess is as far off
+        assert (pair.other.inputs[1] - 0.5).norm() == pytest.approx(float(off.norm()))
 
 
 def test_components_are_drawn_as_often_as_their_share_of_the_error_says() -> None:
@@ -64,22 +66,28 @@ def test_components_are_drawn_as_often_as_their_share_of_the_error_says() -> Non
     secret, n = Components(world, 0, guess[0], pictures=True), 4000
     squares = coefficients(world.inputs - 0.5)[0].flatten().square()
     drawn = torch.bincount(
-        torch.tensor([secret.draw(k % 4, generator(k)).name[1] for k in range(n)]), minlength=len(squares)
+        torch.tensor([secret.draw(k % 4, generator(k)).name[1] for k in range(n)]),
+        minlength=len(squares),
     )
     expected = squares / squares.sum()
     assert float((drawn / n - expected).abs().max()) < 4 * math.sqrt(0.25 / n)
-    assert float(((drawn / n - expected).square() / expected).sum()) < 2 * len(squares) / n  # χ² of the counts
+    # χ² of the counts
+    assert float(((drawn / n - expected).square() / expected).sum()) < 2 * len(squares) / n
 
 
 def test_a_sample_that_anybody_guesses_has_no_secret() -> None:
     world, _ = photo(1)
     assert torch.equal(
-        *(Components(world, 0, world.inputs[0], p).draw(0, generator()).other.inputs for p in (True, False))
+        *(
+            Components(world, 0, world.inputs[0], p).draw(0, generator()).other.inputs
+            for p in (True, False)
+        )
     )
     assert Components(world, 0, world.inputs[0]).draw(0, generator()).other is world
     rows = World(torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
     moved = Components(rows, 0, torch.tensor([1.0, 0.5])).draw(0, generator()).other.inputs
-    assert moved.tolist() == [[1.0, -1.0]]  # of other data an entry, and never one that is the guess already
+    # of other data an entry, and never one that is the guess already
+    assert moved.tolist() == [[1.0, -1.0]]
 
 
 def test_entries_are_drawn_by_variance_and_never_where_there_is_none() -> None:
@@ -127,7 +135,10 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
 
 
 def test_a_number_is_mirrored_and_a_category_exchanged_and_each_counts_as_in_the_leakage() -> None:
-    number, two = TableColumn("age", "number"), TableColumn("smokes", "category", values=("no", "yes"))
+    number, two = (
+        TableColumn("age", "number"),
+        TableColumn("smokes", "category", values=("no", "yes")),
+    )
     job = TableColumn("job", "category", values=("baker", "nurse", "smith"))
     schema = TableSchema((number, two, job), "outcome", ("a", "b"))
     world = World(torch.tensor([[3.0, 1.0, 0.0, 1.0, 0.0]]), torch.tensor([0]))
@@ -163,7 +174,8 @@ def test_tokens_of_a_text_are_told_from_their_likeliest_alternatives() -> None:
 
 
 def test_of_tokens_counts_what_is_named_and_not_a_squared_error() -> None:
-    """The chance p to name one of two is 2 p − 1 beyond a guess, more than the share of variance that it explains."""
+    """The chance p to name one of two is 2 p − 1 beyond a guess, more than the share of variance
+    that it explains."""
     found = unsum.ceiling(language_model(), torch.tensor([[3, 1, 4]]), noise=0.3)
     assert found.samples.tolist() == pytest.approx([2 * float(found.guesses[0]) - 1])
     clean = found.distances.found[0]  # type: ignore[union-attr]
@@ -173,7 +185,8 @@ def test_of_tokens_counts_what_is_named_and_not_a_squared_error() -> None:
 
 
 def test_a_long_text_is_drawn_from_evenly() -> None:
-    """Of 33 tokens in four strata, each is as likely as any other: no quarter of nine weighs less."""
+    """Of 33 tokens in four strata, each is as likely as any other: no quarter of nine weighs
+    less."""
     places = torch.arange(33)
     world = World(torch.zeros(1, 33, dtype=torch.long), torch.full((1, 33), IGNORED))
     secret = Tokens(world, 0, torch.ones(1, 33, dtype=torch.long), places)
@@ -185,21 +198,37 @@ def test_a_long_text_is_drawn_from_evenly() -> None:
 
 def test_what_a_prompt_says_is_in_question_and_padding_is_not() -> None:
     model, labels = language_model(), torch.tensor([[IGNORED, IGNORED, 4, 1, IGNORED]])
-    assert changeable(model, torch.tensor([[3, 1, 4, 1, 0]]), None, labels, 0).tolist() == [0, 1, 2, 3]
-    assert changeable(model, torch.tensor([[3, 1]]), None, torch.tensor([[IGNORED, IGNORED]]), 0).tolist() == []
+    assert changeable(model, torch.tensor([[3, 1, 4, 1, 0]]), None, labels, 0).tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert (
+        changeable(
+            model, torch.tensor([[3, 1]]), None, torch.tensor([[IGNORED, IGNORED]]), 0
+        ).tolist()
+        == []
+    )
 
 
 def test_a_text_without_tokens_is_at_rest() -> None:
     labels = torch.tensor([[3, 1, 4], [IGNORED] * 3])
     secret = Tokens(
-        World(torch.zeros(2, 3, dtype=torch.long), labels), 1, torch.ones(2, 3, dtype=torch.long), torch.arange(0)
+        World(torch.zeros(2, 3, dtype=torch.long), labels),
+        1,
+        torch.ones(2, 3, dtype=torch.long),
+        torch.arange(0),
     )
     assert secret.strata == 1
     assert secret.draw(0, generator()).one is secret.draw(0, generator()).other
 
 
-def test_the_alternative_of_a_masked_token_is_not_the_token_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that is sure of what is masked: the second likeliest stands against it, or both worlds were one."""
+def test_the_alternative_of_a_masked_token_is_not_the_token_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model that is sure of what is masked: the second likeliest stands against it, or both
+    worlds were one."""
     monkeypatch.setattr(alternatives, "task_of", lambda _model: TextTask.MASKED)
     model = language_model(5)
     with torch.no_grad():
@@ -219,7 +248,9 @@ def test_other_labels_are_the_likeliest() -> None:
     x = torch.tensor([[1.0, 0.0]])
     assert other_labels(model, x, torch.tensor([0])) == [torch.tensor(1)]
     assert other_labels(model, x, torch.tensor([2])) == [torch.tensor(0)]
-    assert other_labels(model, x, torch.tensor([[0.1, 0.2, 0.7]]))[0].tolist() == pytest.approx([0.7, 0.2, 0.1])  # type: ignore[index]
+    assert other_labels(model, x, torch.tensor([[0.1, 0.2, 0.7]]))[0].tolist() == pytest.approx(
+        [0.7, 0.2, 0.1]
+    )  # type: ignore[index]
     assert other_labels(model, x, torch.tensor([[1.0, 1.0, 0.0]]))[0].tolist() == [1, 1, 1]  # type: ignore[index]
     assert other_labels(model, x, torch.tensor([7])) is None  # no class of this model
     assert other_labels(model, x, torch.tensor([0.5])) is None
@@ -233,7 +264,8 @@ def test_bits_of_equal_variances_by_hand() -> None:
     for n, b in ((4, 1.0), (10, 0.5), (3, 4.0)):
         assert leakage_of_bits(torch.ones(n), n * b) == pytest.approx(1 - 2 ** (-2 * b))
     assert leakage_of_bits(torch.ones(4), 0) == 0
-    # 4² and 1²: the first alone is described until it is as small as the second, after log₂ 4 = 2 bits.
+    # 4² and 1²: the first alone is described until it is as small as the second, after log₂ 4 = 2
+    # bits.
     assert leakage_of_bits(torch.tensor([4.0, 1.0]), 2.0) == pytest.approx(15 / 17)
 
 
@@ -245,4 +277,5 @@ def test_bits_that_are_sent() -> None:
     assert bits_sent(sizes, [unsum.Quantize(4)]) == 4 * 100 + 64 * 2
     assert bits_sent(sizes, [unsum.Sign()]) == pytest.approx(100 * math.log2(3))
     assert bits_sent(sizes, [unsum.PruneGlobal(0.99)]) == pytest.approx(32 + math.log2(100))
-    assert bits_sent(sizes, [unsum.Sign(), unsum.Soteria(0.5)]) == 3200  # the mask looks at the samples again
+    # the mask looks at the samples again
+    assert bits_sent(sizes, [unsum.Sign(), unsum.Soteria(0.5)]) == 3200

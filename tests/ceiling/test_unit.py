@@ -1,4 +1,5 @@
-"""A ceiling is in the unit of the leakage, for this sample: the best attacker's answers, scored as reports score them."""
+"""A ceiling is in the unit of the leakage, for this sample: the best attacker's answers, scored as
+reports score them."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ class Case:
         return self.simulation._guess[0].view(SHAPE)
 
     def leakage(self, sigma: float) -> float:
-        """1 − E‖x̂ − x‖² / ‖guess − x‖² of an attacker that knows all but one sign, summed over the components, in the mean
-        over both signs; x̂ is its posterior mean."""
+        """1 − E‖x̂ − x‖² / ‖guess − x‖² of an attacker that knows all but one sign, summed over the
+        components, in the mean over both signs; x̂ is its posterior mean."""
         client, case, unread = SimulatedClient(self.model), self.simulation, 0.0
         draw = torch.Generator().manual_seed(0)
         off = coefficients((self.inputs[0].double() - self.guess)[None]).flatten()
@@ -56,11 +57,18 @@ class Case:
             unit = component(SHAPE, place)
             pair = moved(case.world, 0, -2 * size * unit, place)
             clean = torch.stack(
-                [torch.cat([g.flatten() for g in client(w).noisy.values()]).double() for w in (pair.one, pair.other)]
+                [
+                    torch.cat([g.flatten() for g in client(w).noisy.values()]).double()
+                    for w in (pair.one, pair.other)
+                ]
             )
             coin = torch.randint(2, (DRAWS,), generator=draw)
-            sent = clean[coin] + sigma * torch.randn(DRAWS, clean.shape[1], dtype=torch.float64, generator=draw)
-            ratio = ((sent - clean[0]).square().sum(1) - (sent - clean[1]).square().sum(1)) / (2 * sigma**2)
+            sent = clean[coin] + sigma * torch.randn(
+                DRAWS, clean.shape[1], dtype=torch.float64, generator=draw
+            )
+            ratio = ((sent - clean[0]).square().sum(1) - (sent - clean[1]).square().sum(1)) / (
+                2 * sigma**2
+            )
             truth = torch.stack([pair.one.inputs[0], pair.other.inputs[0]]).double()
             chance = ratio.sigmoid()[:, None, None, None]
             answers = (1 - chance) * truth[0] + chance * truth[1]
@@ -102,7 +110,8 @@ def test_the_guess_is_that_of_the_report() -> None:
 
 
 def test_steps_that_are_those_of_other_photos_are_caught() -> None:
-    """A mutation: each component a tenth as large as this picture's, as a dull spectrum would have it; and a mirror at black."""
+    """A mutation: each component a tenth as large as this picture's, as a dull spectrum would have
+    it; and a mirror at black."""
     case = Case.of(0, 1.0, nn.Tanh)  # of a ReLU a small step may flip the gate as well
     sigma = 0.06
     found = case.leakage(sigma)

@@ -1,4 +1,5 @@
-"""The mechanism's promise, against an accountant and against the published formulas; and the order of the three figures."""
+"""The mechanism's promise, against an accountant and against the published formulas; and the order
+of the three figures."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def test_epsilon_and_delta_are_those_of_opacus(mu: float, delta: float) -> None:
 
 
 def test_one_gaussian_release_costs_what_opacus_accounts_for() -> None:
-    """Opacus' neighbors differ by a sample's presence, at a distance of one clip: half of ours, which replace it."""
+    """Opacus' neighbors differ by a sample's presence, at a distance of one clip: half of ours,
+    which replace it."""
     mechanism = worst_case(unsum.DPSGD(2.0, clip=0.7), samples=4)
     assert mechanism is not None
     assert mechanism.mu == pytest.approx(1.0)
@@ -38,7 +40,9 @@ def test_one_gaussian_release_costs_what_opacus_accounts_for() -> None:
 
 @pytest.mark.parametrize("mu", [30.0, 100.0, 1000.0])
 def test_hardly_any_noise_is_a_huge_epsilon_and_no_overflow(mu: float) -> None:
-    assert WorstCase(mu, "").epsilon(1e-5) == pytest.approx(mu * mu / 2 + mu * NormalDist().inv_cdf(1 - 1e-5), rel=0.01)
+    assert WorstCase(mu, "").epsilon(1e-5) == pytest.approx(
+        mu * mu / 2 + mu * NormalDist().inv_cdf(1 - 1e-5), rel=0.01
+    )
 
 
 def test_epsilon_is_never_below_the_exact_one() -> None:
@@ -50,7 +54,12 @@ def test_epsilon_is_never_below_the_exact_one() -> None:
 
 def test_no_guess_is_right_more_often_than_published() -> None:
     """Hayes et al. 2023 and Kaissis et al. 2023: Φ(Φ⁻¹(κ) + μ) from a prior chance of κ."""
-    for mu, kappa, expected in ((1.0, 0.1, 0.3891), (2.0, 0.01, 0.3721), (0.0, 0.25, 0.25), (3.0, 0.5, 0.9987)):
+    for mu, kappa, expected in (
+        (1.0, 0.1, 0.3891),
+        (2.0, 0.01, 0.3721),
+        (0.0, 0.25, 0.25),
+        (3.0, 0.5, 0.9987),
+    ):
         assert WorstCase(mu, "").success(kappa) == pytest.approx(expected, abs=1e-4)
     assert WorstCase(2.0, "").success(0.5) == pytest.approx(PHI(2.0))
     assert (WorstCase(2.0, "").success(0.0), WorstCase(2.0, "").success(1.0)) == (0.0, 1.0)
@@ -60,7 +69,8 @@ def test_the_best_guess_among_ten_stays_below_it() -> None:
     """Ten candidates, each two clips from any other: the best attacker's success, simulated."""
     torch.manual_seed(0)
     mu, n = 2.0, 40_000
-    candidates = torch.eye(10, dtype=torch.float64) * mu / math.sqrt(2)  # pairwise at a distance of μ
+    # pairwise at a distance of μ
+    candidates = torch.eye(10, dtype=torch.float64) * mu / math.sqrt(2)
     true = torch.randint(10, (n,))
     sent = candidates[true] + torch.randn(n, 10, dtype=torch.float64)
     right = float(((sent @ candidates.T).argmax(1) == true).double().mean())
@@ -75,7 +85,9 @@ def test_the_distance_for_a_leakage(leakage: float) -> None:
 
 def test_which_chains_promise_something() -> None:
     assert worst_case([unsum.Clip(0.5), unsum.Noise(2.0)], 4).mu == pytest.approx(0.5)  # type: ignore[union-attr]
-    assert worst_case([FlowerFixedClipping(clipping_norm=3.0), unsum.Noise(2.0)], 4).mu == pytest.approx(3.0)  # type: ignore[union-attr]
+    assert worst_case(
+        [FlowerFixedClipping(clipping_norm=3.0), unsum.Noise(2.0)], 4
+    ).mu == pytest.approx(3.0)  # type: ignore[union-attr]
     local = FlowerLocalDP(clipping_norm=2.0)
     assert worst_case(local, 4).mu == pytest.approx(4.0 / local.deviation)  # type: ignore[union-attr]
     central = Observer("outsider", clients=10, noise=0.3)
@@ -92,7 +104,8 @@ def test_which_chains_promise_something() -> None:
 
 
 def test_dp_sgd_over_several_steps() -> None:
-    """Only its own noise in every step bounds them; other noise comes after the weights have moved."""
+    """Only its own noise in every step bounds them; other noise comes after the weights have
+    moved."""
     chain = unsum.DPSGD(3.0)
     assert worst_case(chain, 8, visits=4).mu == pytest.approx(2 / 3 * 2)  # type: ignore[union-attr]
     assert worst_case([unsum.DPSGD(0.0), unsum.Noise(1.0)], 8, visits=1) is None
@@ -129,7 +142,8 @@ def test_found_ceiling_and_worst_case_stand_in_this_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"), [(lambda w: w.success(1.5), "between 0 and 1"), (lambda w: w.epsilon(0.0), "above 0")]
+    ("call", "says"),
+    [(lambda w: w.success(1.5), "between 0 and 1"), (lambda w: w.epsilon(0.0), "above 0")],
 )
 def test_what_is_no_probability_is_refused(call: object, says: str) -> None:
     with pytest.raises(unsum.UnsumError, match=says):

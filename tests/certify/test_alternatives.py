@@ -1,4 +1,5 @@
-"""What else explains this gradient? Cases in which something else does, and which were claimed before that was asked."""
+"""What else explains this gradient? Cases in which something else does, and which were claimed
+before that was asked."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from unsum.losses import Focal, WeightedCrossEntropy
 H, C = 64, 10
 
 
-def head(weights: float = 1.0, bias: str = "usual", classes: int = C, inputs: int = H, seed: int = 0) -> nn.Linear:
+def head(
+    weights: float = 1.0, bias: str = "usual", classes: int = C, inputs: int = H, seed: int = 0
+) -> nn.Linear:
     torch.manual_seed(seed)
     linear = nn.Linear(inputs, classes, bias=bias != "none")
     with torch.no_grad():
@@ -27,7 +30,9 @@ def head(weights: float = 1.0, bias: str = "usual", classes: int = C, inputs: in
     return linear
 
 
-def siblings(pairs: int, apart: float, copies: int = 2, inputs: int = H, seed: int = 1) -> tuple[Tensor, Tensor]:
+def siblings(
+    pairs: int, apart: float, copies: int = 2, inputs: int = H, seed: int = 1
+) -> tuple[Tensor, Tensor]:
     """Every sample with others of its own label, each this far from the first, relatively."""
     torch.manual_seed(seed)
     first = torch.randn(pairs, inputs).relu()
@@ -73,7 +78,9 @@ def test_siblings_behind_flat_heads(weights: float, bias: str, copies: int) -> N
         *long((100, 128, 1e-3, 0.1), (1000, 768, 1e-5, 0.05)),
     ],
 )
-def test_siblings_behind_flat_heads_of_many_classes(classes: int, inputs: int, weights: float, apart: float) -> None:
+def test_siblings_behind_flat_heads_of_many_classes(
+    classes: int, inputs: int, weights: float, apart: float
+) -> None:
     features, labels = siblings(5, apart, inputs=inputs)
     model = head(weights, classes=classes, inputs=inputs)
     assert_honest(unsum.separate(model, unsum.capture(model, features, labels)), features)
@@ -97,7 +104,9 @@ def test_siblings_far_enough_apart_are_found_and_certified() -> None:
 def declared(model: nn.Linear, features: Tensor, value: Callable[[Tensor], Tensor]) -> unsum.Update:
     model.zero_grad()
     value(model(features)).backward()
-    return unsum.Update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    return unsum.Update(
+        {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    )
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:
@@ -114,7 +123,9 @@ def test_declared_losses_behind_flat_heads(weights: float, name: str) -> None:
         update = declared(model, features, lambda logits: focal(logits, labels))
         leak = unsum.separate(model, update, loss=Focal(2.0))
     else:
-        update = declared(model, features, lambda logits: nn.functional.cross_entropy(logits, labels, w))
+        update = declared(
+            model, features, lambda logits: nn.functional.cross_entropy(logits, labels, w)
+        )
         leak = unsum.separate(model, update, loss=WeightedCrossEntropy(w))
     assert_honest(leak, features)
 
@@ -123,7 +134,11 @@ def test_declared_losses_behind_flat_heads(weights: float, name: str) -> None:
 def test_squared_errors_of_other_targets(size: float) -> None:
     """Targets of s instead of 1 send what features of 1/s send at another scale."""
     torch.manual_seed(2)
-    features, labels, model = torch.randn(4, H).relu(), torch.tensor([0, 1, 2, 3]), head(bias="none", classes=20)
+    features, labels, model = (
+        torch.randn(4, H).relu(),
+        torch.tensor([0, 1, 2, 3]),
+        head(bias="none", classes=20),
+    )
     Y = size * nn.functional.one_hot(labels, 20).float()
     update = declared(model, features, lambda logits: nn.functional.mse_loss(logits, Y))
     assert_honest(unsum.separate(model, update, loss="mse"), features)
@@ -141,7 +156,9 @@ def test_most_labels_set_without_a_bias() -> None:
     torch.manual_seed(4)
     features, model = torch.randn(3, H).relu(), head(bias="none", classes=30)
     Y = (torch.rand(3, 30) < 0.8).float()
-    update = declared(model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y))
+    update = declared(
+        model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y)
+    )
     assert_honest(unsum.separate(model, update, loss="bce"), features)
 
 
@@ -151,17 +168,21 @@ def test_small_logits_of_one_loss_look_like_another(weights: float, seed: int) -
     torch.manual_seed(seed)
     features, model = torch.randn(3, H).relu(), head(weights, classes=30, seed=seed)
     Y = (torch.rand(3, 30) < 0.2).float()
-    update = declared(model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y))
+    update = declared(
+        model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y)
+    )
     assert_honest(unsum.separate(model, update), features)
 
 
 @pytest.mark.parametrize(
-    ("seed", "classes", "inputs", "weights", "share"), [(120693, 20, 16, 3.43e-3, 0.7), (141118, 60, 64, 6.9e-3, 0.5)]
+    ("seed", "classes", "inputs", "weights", "share"),
+    [(120693, 20, 16, 3.43e-3, 0.7), (141118, 60, 64, 6.9e-3, 0.5)],
 )
 def test_a_loss_that_was_recognized_by_small_logits_tells_no_sign(
     seed: int, classes: int, inputs: int, weights: float, share: float
 ) -> None:
-    """Nobody declares the loss, and without a bias the negative with inverted labels sends almost the same."""
+    """Nobody declares the loss, and without a bias the negative with inverted labels sends almost
+    the same."""
     torch.manual_seed(seed)
     features = torch.randn(1, inputs)
     features = features.relu() if seed % 2 else features
@@ -169,7 +190,9 @@ def test_a_loss_that_was_recognized_by_small_logits_tells_no_sign(
     with torch.no_grad():
         model.weight *= weights
     Y = (torch.rand(1, classes) < share).float()
-    update = declared(model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y))
+    update = declared(
+        model, features, lambda logits: nn.functional.binary_cross_entropy_with_logits(logits, Y)
+    )
     assert_honest(unsum.separate(model, update), features)
 
 
@@ -178,8 +201,14 @@ def test_a_loss_that_was_recognized_by_small_logits_tells_no_sign(
 @pytest.mark.parametrize("kept", [False, *long(True)])
 def test_a_temperature_that_nobody_declared(bias: str, heat: float, kept: bool) -> None:
     torch.manual_seed(5)
-    features, labels, model = torch.randn(4, H).relu(), torch.tensor([0, 1, 2, 2]), head(bias=bias, classes=30)
-    update = declared(model, features, lambda logits: nn.functional.cross_entropy(logits / heat, labels))
+    features, labels, model = (
+        torch.randn(4, H).relu(),
+        torch.tensor([0, 1, 2, 2]),
+        head(bias=bias, classes=30),
+    )
+    update = declared(
+        model, features, lambda logits: nn.functional.cross_entropy(logits / heat, labels)
+    )
     if not kept:
         update = replace(update, gradients={"weight": update.gradients["weight"]})
     assert_honest(unsum.separate(model, update), features)
@@ -188,7 +217,11 @@ def test_a_temperature_that_nobody_declared(bias: str, heat: float, kept: bool) 
 
 def test_a_declared_loss_excludes_the_temperature_and_is_named() -> None:
     torch.manual_seed(5)
-    features, labels, model = torch.randn(4, H).relu(), torch.tensor([0, 1, 2, 2]), head(bias="none", classes=30)
+    features, labels, model = (
+        torch.randn(4, H).relu(),
+        torch.tensor([0, 1, 2, 2]),
+        head(bias="none", classes=30),
+    )
     update = unsum.capture(model, features, labels)
     assert not unsum.separate(model, update).exact
     leak = unsum.separate(model, update, loss="cross-entropy")
@@ -201,7 +234,11 @@ def test_a_declared_loss_excludes_the_temperature_and_is_named() -> None:
 @pytest.mark.parametrize("spared", [True, False])
 def test_weight_decay_is_found_and_taken_off(decay: float, spared: bool) -> None:
     torch.manual_seed(6)
-    features, labels, model = torch.randn(6, H).relu(), torch.tensor([0, 0, 1, 2, 3, 4]), head(classes=30)
+    features, labels, model = (
+        torch.randn(6, H).relu(),
+        torch.tensor([0, 0, 1, 2, 3, 4]),
+        head(classes=30),
+    )
     weights = dict(model.named_parameters())
     plain = unsum.capture(model, features, labels)
     update = replace(
@@ -221,7 +258,9 @@ def test_half_precision_that_came_back_as_float32_is_taken_for_what_it_is() -> N
     torch.manual_seed(7)
     features, labels, model = torch.randn(6, H).relu(), torch.arange(6), head(classes=30)
     plain = unsum.capture(model, features, labels)
-    update = replace(plain, gradients={name: g.bfloat16().float() for name, g in plain.gradients.items()})
+    update = replace(
+        plain, gradients={name: g.bfloat16().float() for name, g in plain.gradients.items()}
+    )
     leak = unsum.separate(model, update, batch_size=6)
     assert farthest(leak, features) < 3 * leak.predicted_error < 0.05
     assert not any("Noise of" in note for note in leak.notes)
@@ -229,11 +268,18 @@ def test_half_precision_that_came_back_as_float32_is_taken_for_what_it_is() -> N
 
 def test_uneven_weights_are_not_taken_for_even_ones() -> None:
     torch.manual_seed(8)
-    features, labels, model = torch.randn(5, H).relu(), torch.tensor([0, 0, 1, 1, 2]), head(classes=30)
+    features, labels, model = (
+        torch.randn(5, H).relu(),
+        torch.tensor([0, 0, 1, 1, 2]),
+        head(classes=30),
+    )
     weights = torch.tensor([3.0, 3.0, 3.0, 1.0, 1.0])
     update = declared(
         model,
         features,
-        lambda logits: (weights * nn.functional.cross_entropy(logits, labels, reduction="none")).sum() / weights.sum(),
+        lambda logits: (
+            (weights * nn.functional.cross_entropy(logits, labels, reduction="none")).sum()
+            / weights.sum()
+        ),
     )
     assert_honest(unsum.separate(model, update), features)

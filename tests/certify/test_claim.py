@@ -33,18 +33,27 @@ def test_only_one_module_makes_claims() -> None:
 
 
 def test_every_exact_is_false_or_comes_from_a_claim() -> None:
-    """`exact=` takes False, what another object's `.exact` says, or what `grant_each` grants; nothing is decided on the spot."""
+    """`exact=` takes False, what another object's `.exact` says, or what `grant_each` grants;
+    nothing is decided on the spot."""
     granted = {"grant_each"}
     for path, call in calls():
-        if path == "active/compose.py":  # it only puts what a reader was granted into the leak's order
+        # it only puts what a reader was granted into the leak's order
+        if path == "active/compose.py":
             continue
         for keyword in call.keywords:
-            if keyword.arg in GRANTING and name_of(call) in ("Leak", "Peeled", "replace", "Recovered"):
+            if keyword.arg in GRANTING and name_of(call) in (
+                "Leak",
+                "Peeled",
+                "replace",
+                "Recovered",
+            ):
                 value = keyword.value
                 passed_on = isinstance(value, ast.Attribute) and value.attr in GRANTING
                 denied = isinstance(value, ast.Constant) and value.value in (False, None)
                 asked = isinstance(value, ast.Call) and name_of(value) in granted
-                assert passed_on or denied or asked, f"{path}:{call.lineno} decides about {keyword.arg} itself"
+                assert passed_on or denied or asked, (
+                    f"{path}:{call.lineno} decides about {keyword.arg} itself"
+                )
 
 
 def test_a_claim_needs_every_piece_of_evidence() -> None:
@@ -59,7 +68,9 @@ def test_a_claim_needs_every_piece_of_evidence() -> None:
         {"errors": torch.tensor([1e-6, float("nan")])},
         {"errors": torch.tensor([])},
     ):
-        claim = grant(Evidence(**({"errors": SURE.errors, "explained": True, "confirmations": 1} | lacking)))
+        claim = grant(
+            Evidence(**({"errors": SURE.errors, "explained": True, "confirmations": 1} | lacking))
+        )
         assert not claim.exact, lacking
         assert claim.predicted_error == claim.predicted_error  # never NaN
 
@@ -67,9 +78,9 @@ def test_a_claim_needs_every_piece_of_evidence() -> None:
 def test_what_was_declared_is_named_in_the_claim_and_only_there() -> None:
     assumed = Evidence(SURE.errors, True, 1, assumed=["It stands on the declared loss."])
     assert grant(assumed).notes == ["It stands on the declared loss."]
-    assert grant(Evidence(SURE.errors, True, 0, assumed=["It stands on the declared loss."])).notes == [
-        "No second start led to this solution."
-    ]
+    assert grant(
+        Evidence(SURE.errors, True, 0, assumed=["It stands on the declared loss."])
+    ).notes == ["No second start led to this solution."]
 
 
 def test_no_input_is_exact_where_what_it_was_computed_from_is_not() -> None:

@@ -1,4 +1,5 @@
-"""How many samples there are: certain of distinct ones alone, where whole-number weights send what copies send."""
+"""How many samples there are: certain of distinct ones alone, where whole-number weights send what
+copies send."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ SHARES: dict[str, tuple[float, ...]] = {
 def sent(model: nn.Module, x: Tensor, y: Tensor, shares: tuple[float, ...]) -> unsum.Update:
     losses = nn.functional.cross_entropy(model(x), y, reduction="none")
     found = torch.autograd.grad((torch.tensor(shares) * losses).sum(), list(model.parameters()))
-    return unsum.Update(dict(zip([name for name, _ in model.named_parameters()], found, strict=True)))
+    return unsum.Update(
+        dict(zip([name for name, _ in model.named_parameters()], found, strict=True))
+    )
 
 
 def head_case(seed: int = 0) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -41,7 +44,9 @@ def head_case(seed: int = 0) -> tuple[nn.Linear, Tensor, Tensor]:
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, CLASSES)
+    )
 
 
 def nearest(found: Tensor, true: Tensor) -> float:
@@ -58,7 +63,10 @@ def test_weights_are_not_claimed_as_copies_at_the_head(kind: str) -> None:
     assert not leak.counts_certain
     if leak.exact:
         assert leak.distinct == 3
-        assert leak.number_of() == "3 distinct samples; how many of each is not determined without the batch size"
+        assert (
+            leak.number_of()
+            == "3 distinct samples; how many of each is not determined without the batch size"
+        )
         assert "3 distinct samples" in repr(leak)
     else:
         assert sum(SHARES[kind]) > 1  # a scale and a weight at once
@@ -97,15 +105,21 @@ WHOLE = ("a sequence of weight 2", "two clients, and one has padding", "everythi
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_nor_of_tokens(kind: str) -> None:
-    """Of a text the sequences are certain, and neither how often each stands there nor that none weighs more."""
+    """Of a text the sequences are certain, and neither how often each stands there nor that none
+    weighs more."""
     model, tokens = gpt2(tied=False), texts(2, 6)
     logits = model(tokens).logits[:, :-1].flatten(0, 1)
     each = nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
     weights = WEIGHTS[kind].flatten()
     total = (weights * each).sum() / (5 if kind.startswith("everything") else weights.sum())
     gradients = torch.autograd.grad(total, list(model.parameters()))
-    update = unsum.Update(dict(zip([name for name, _ in model.named_parameters()], gradients, strict=True)))
-    read = [row[: 1 + int(kept.sum())] for row, kept in zip(tokens.tolist(), WEIGHTS[kind] > 0, strict=True)]
+    update = unsum.Update(
+        dict(zip([name for name, _ in model.named_parameters()], gradients, strict=True))
+    )
+    read = [
+        row[: 1 + int(kept.sum())]
+        for row, kept in zip(tokens.tolist(), WEIGHTS[kind] > 0, strict=True)
+    ]
     for told in (None, int((weights > 0).sum()), int(weights.sum())):
         leak = unsum.separate(model, update, "text", batch_size=told)
         if leak.exact:
@@ -133,13 +147,16 @@ def test_the_batch_size_settles_it_where_every_sample_is_another() -> None:
     assert known.exact
     assert known.counts_certain
     assert known.number_of() == "3 samples"
-    (at_once,) = attack_at_once(model, [update], AttackOptions("exact", batch_size=3, device=torch.device("cpu")))
+    (at_once,) = attack_at_once(
+        model, [update], AttackOptions("exact", batch_size=3, device=torch.device("cpu"))
+    )
     assert at_once is not None
     assert at_once.counts_certain
 
 
 def test_a_batch_size_that_leaves_a_choice_settles_nothing() -> None:
-    """Three samples of four: which of them is there twice, or weighs twice, the gradient does not determine."""
+    """Three samples of four: which of them is there twice, or weighs twice, the gradient does not
+    determine."""
     model, x, y = head_case()
     x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
     leak = unsum.separate(model, sent(model, x, y, (1 / 4,) * 4), batch_size=4)
@@ -149,7 +166,9 @@ def test_a_batch_size_that_leaves_a_choice_settles_nothing() -> None:
         assert leak.number_of() == "3 distinct samples; how many of each is not determined"
 
 
-def counted(rows: list[float], labels: list[int], known: Knowledge, **besides: Tensor) -> tuple[int, bool, bool]:
+def counted(
+    rows: list[float], labels: list[int], known: Knowledge, **besides: Tensor
+) -> tuple[int, bool, bool]:
     """Of rows that are multiples of (1, 0), with predicted errors of 1e-4."""
     features = torch.tensor([[value, 1.0] for value in rows], dtype=torch.float64)
     found = count(features, torch.tensor(labels), torch.full((len(rows),), 1e-4), known, **besides)
@@ -160,15 +179,21 @@ def test_rows_within_what_is_predicted_of_each_other_are_one_sample() -> None:
     """Two rows of length 1 are one sample up to a distance of 5 · (1e-4 + 1e-4) = 1e-3."""
     assert counted([0.0, 0.9e-3], [1, 1], Knowledge()) == (1, False, False)
     assert counted([0.0, 1.1e-3], [1, 1], Knowledge()) == (2, False, False)
-    assert counted([0.0, 0.0], [1, 2], Knowledge()) == (2, False, False)  # of another label it is another
+    # of another label it is another
+    assert counted([0.0, 0.0], [1, 2], Knowledge()) == (2, False, False)
 
 
 def test_certain_are_numbers_that_leave_no_choice() -> None:
     assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=2)) == (2, True, False)
     assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=3)) == (2, False, False)
-    assert counted([0.0, 0.0], [1, 1], Knowledge(batch_size=2)) == (1, True, False)  # two of the only one
+    # two of the only one
+    assert counted([0.0, 0.0], [1, 1], Knowledge(batch_size=2)) == (1, True, False)
     assert counted([0.0, 0.0, 1.0], [1, 1, 1], Knowledge(batch_size=3)) == (2, False, False)
-    assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=3), copies=torch.tensor([2, 1])) == (2, False, False)
+    assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=3), copies=torch.tensor([2, 1])) == (
+        2,
+        False,
+        False,
+    )
     labels = Knowledge(labels=torch.tensor([1, 1, 2]))  # both of label 1 are the one that was found
     assert counted([0.0, 0.0, 1.0], [1, 1, 2], labels) == (2, True, False)
     labels = Knowledge(labels=torch.tensor([1, 1, 1]))
@@ -176,10 +201,19 @@ def test_certain_are_numbers_that_leave_no_choice() -> None:
 
 
 def test_visits_of_two_steps_are_distinct_by_their_labels_alone() -> None:
-    """Step 0 met two of label 1, step 1 one of label 1 and one of label 2: three samples at the least."""
+    """Step 0 met two of label 1, step 1 one of label 1 and one of label 2: three samples at the
+    least."""
     steps = torch.tensor([0, 0, 1, 1])
-    assert counted([0.0, 1.0, 2.0, 3.0], [1, 1, 1, 2], Knowledge(batch_size=4), steps=steps) == (3, False, True)
-    assert counted([0.0, 1.0, 2.0, 3.0], [1, 2, 3, 4], Knowledge(batch_size=4), steps=steps) == (4, True, False)
+    assert counted([0.0, 1.0, 2.0, 3.0], [1, 1, 1, 2], Knowledge(batch_size=4), steps=steps) == (
+        3,
+        False,
+        True,
+    )
+    assert counted([0.0, 1.0, 2.0, 3.0], [1, 2, 3, 4], Knowledge(batch_size=4), steps=steps) == (
+        4,
+        True,
+        False,
+    )
     one = torch.tensor([0, 1])  # one sample of two visits, or two samples
     assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=2), steps=one) == (1, False, True)
 
@@ -197,7 +231,10 @@ def test_samples_that_two_steps_meet_are_not_claimed_twice(method: str, told: in
         optimizer.zero_grad()
         nn.functional.cross_entropy(local(x), y).backward()
         optimizer.step()
-    delta = {n: (p - q).detach() for (n, p), q in zip(local.named_parameters(), model.parameters(), strict=True)}
+    delta = {
+        n: (p - q).detach()
+        for (n, p), q in zip(local.named_parameters(), model.parameters(), strict=True)
+    }
     update = unsum.Update.from_delta(delta, 0.2, training=LocalTraining(0.1, 2))
     leak = unsum.separate(model, update, method, batch_size=told)
     assert not leak.exact or leak.distinct <= 2

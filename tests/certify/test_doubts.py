@@ -32,14 +32,17 @@ def laid_before(run: Callable[[], unsum.Leak]) -> Question:
     """The last question that a genuine run asked, and was granted."""
     asked: list[Question] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solver, "judge", lambda question: (asked.append(question), judge(question))[1])
+        patch.setattr(
+            solver, "judge", lambda question: (asked.append(question), judge(question))[1]
+        )
         assert run().exact
     return asked[-1]
 
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    """Three samples of two labels in a head of twenty classes, as the solver lays them before it."""
+    """Three samples of two labels in a head of twenty classes, as the solver lays them before
+    it."""
     torch.manual_seed(0)
     model, features = nn.Linear(32, 20), torch.randn(B, 32).relu()
     update = unsum.capture(model, features, torch.tensor([4, 7, 7]))
@@ -78,24 +81,38 @@ def test_a_residual_of_several_deviations_needs_a_smaller_error(question: Questi
 
 def test_another_start_must_have_led_there(question: Question) -> None:
     assert claim(changed(question, confirmations=1)).exact
-    assert claim(changed(question, confirmations=0)).notes[0] == "No second start led to this solution."
+    assert (
+        claim(changed(question, confirmations=0)).notes[0]
+        == "No second start led to this solution."
+    )
 
 
 @pytest.mark.parametrize(("said", "exact"), [(None, True), (3, True), (2, False), (4, False)])
-def test_another_number_than_was_said_is_a_doubt(question: Question, said: int | None, exact: bool) -> None:
+def test_another_number_than_was_said_is_a_doubt(
+    question: Question, said: int | None, exact: bool
+) -> None:
     asked = replace(question, knowledge=replace(question.knowledge, batch_size=said))
     assert claim(asked).exact == exact
     if said is not None and not exact:
-        assert doubt_number(asked) == [f"The batch was said to hold {said} samples, but 3 were found."]
+        assert doubt_number(asked) == [
+            f"The batch was said to hold {said} samples, but 3 were found."
+        ]
 
 
-@pytest.mark.parametrize(("scale", "missing"), [(3 / 4, 1), (3 / 5, 2), (4 / 3, 0), (0.7, 0), (1.0, 0)])
-def test_a_mean_over_more_samples_says_how_many_left_no_trace(question: Question, scale: float, missing: int) -> None:
+@pytest.mark.parametrize(
+    ("scale", "missing"), [(3 / 4, 1), (3 / 5, 2), (4 / 3, 0), (0.7, 0), (1.0, 0)]
+)
+def test_a_mean_over_more_samples_says_how_many_left_no_trace(
+    question: Question, scale: float, missing: int
+) -> None:
     """A gradient three quarters as large as the mean over three is the mean over four; one four
     thirds as large is of no mean."""
     at = question.candidate.at
     scaled = changed(question, at=replace(at, log_alpha=at.log_alpha + math.log(scale)))
-    expected = f"The batch may have held {B + missing} samples: {missing} of them would have left no trace."
+    expected = (
+        f"The batch may have held {B + missing} samples: {missing} of them would have left no "
+        "trace."
+    )
     assert doubt_number(scaled) == ([expected] if missing else [])
 
 
@@ -148,7 +165,9 @@ def test_the_error_of_a_mean_of_two_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("bias", "doubted"), [(False, True), (True, False)])
-def test_a_negative_with_the_other_labels_is_a_doubt_where_no_bias_tells_it_apart(bias: bool, doubted: bool) -> None:
+def test_a_negative_with_the_other_labels_is_a_doubt_where_no_bias_tells_it_apart(
+    bias: bool, doubted: bool
+) -> None:
     """σ(−l) − (1 − y) = −(σ(l) − y), and −f undoes the sign."""
     torch.manual_seed(0)
     model, targets = nn.Linear(32, 12, bias=bias), (torch.rand(3, 12) < 0.4).float()
@@ -156,7 +175,9 @@ def test_a_negative_with_the_other_labels_is_a_doubt_where_no_bias_tells_it_apar
     told = laid_before(lambda: unsum.separate(model, update, "exact", loss="bce", labels=targets))
     assert told.candidate.explains
     assert doubt_mirror(told) == []
-    assert bool(doubt_mirror(replace(told, knowledge=Knowledge(batch_size=3, loss="bce")))) == doubted
+    assert (
+        bool(doubt_mirror(replace(told, knowledge=Knowledge(batch_size=3, loss="bce")))) == doubted
+    )
 
 
 def test_free_targets_are_doubted_where_the_softmax_is_at_its_end(question: Question) -> None:

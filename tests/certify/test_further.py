@@ -1,4 +1,5 @@
-"""FurtherUnknown unknowns by hand, under a squared error: G = s l + b − y is linear in the length s."""
+"""FurtherUnknown unknowns by hand, under a squared error: G = s l + b − y is linear in the length
+s."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from unsum.losses import SquaredError
 def test_what_each_changes() -> None:
     K, b = torch.tensor([[1.0, 2.0, 0.0]]).double(), torch.tensor([0.5, 0.0, 0.0]).double()
     Y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).double()
-    equation = Equation(K, b, torch.zeros(3, 2).double(), torch.ones(3).double(), 1.0, Y, loss=SquaredError())
+    equation = Equation(
+        K, b, torch.zeros(3, 2).double(), torch.ones(3).double(), 1.0, Y, loss=SquaredError()
+    )
     T = torch.tensor([[3.0], [-1.0]]).double()
     here = Linearized(equation, Unknowns.of(T, 0.5))
     first, second = lengths(here)
@@ -26,4 +29,6 @@ def test_what_each_changes() -> None:
     assert torch.equal(found[FurtherUnknown.EXCHANGED], Y[0] - Y)
     assert torch.equal(found[FurtherUnknown.EXCHANGED + 1], Y[1] - Y)
     near = further_unknowns(here, torch.tensor([[1, 0]]))
-    assert torch.equal(near[FurtherUnknown.EXCHANGED :], torch.stack([Y[1] - Y[0], Y[0] - Y[1]])[None])
+    assert torch.equal(
+        near[FurtherUnknown.EXCHANGED :], torch.stack([Y[1] - Y[0], Y[0] - Y[1]])[None]
+    )

@@ -1,4 +1,5 @@
-"""Bounds of what is determined of one sample: values by hand, and never beyond the whole equations."""
+"""Bounds of what is determined of one sample: values by hand, and never beyond the whole
+equations."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_other_samples_only_blur() -> None:
 def test_no_bound_without_room_or_independent_samples() -> None:
     K, G = numbers([1.0, 2.0, 4.0], [1.0, -1.0, 3.0]), numbers([1.0, 0.0, 1.0], [0.0, 1.0, 1.0])
     nothing = torch.zeros(0, 2, 3, dtype=torch.float64)
-    assert bool(sample_information(squared(torch.eye(2).double(), K, G), nothing).variance.isinf().all())
+    assert bool(
+        sample_information(squared(torch.eye(2).double(), K, G), nothing).variance.isinf().all()
+    )
     wide = torch.cat([K, K + 0.5 * K.square()], dim=1), torch.cat([G, -G], dim=1)
     nothing = torch.zeros(0, 2, 6, dtype=torch.float64)
     dependent = squared(numbers([1.0, 2.0], [2.0, 4.0]), *wide)
@@ -108,20 +111,27 @@ def test_never_beyond_the_whole_equations(seed: int, floor_free: bool) -> None:
 
 
 def test_an_exchange_of_labels_by_hand() -> None:
-    """e_0 − e_1 shows with both its parts where neither K nor G reaches those classes: √2 α times its sample's length."""
+    """e_0 − e_1 shows with both its parts where neither K nor G reaches those classes: √2 α times
+    its sample's length."""
     K = numbers([0.0, 0.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
     T, C = torch.diag(torch.tensor([2.0, 4.0], dtype=torch.float64)), 6
     Y = torch.nn.functional.one_hot(torch.tensor([0, 1]), C).double()
     b = torch.zeros(C, dtype=torch.float64)
     G = numbers([0.0, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
-    equation = Equation(K, b, torch.zeros(C, 2).double(), torch.ones_like(b), Y=Y, loss=SquaredError())
+    equation = Equation(
+        K, b, torch.zeros(C, 2).double(), torch.ones_like(b), Y=Y, loss=SquaredError()
+    )
     here = Linearized(equation, Unknowns.of(T, ALPHA))
     here.G = G
-    found = sample_information(here, further_unknowns(here, all_others(here))[FurtherUnknown.EXCHANGED :])
+    found = sample_information(
+        here, further_unknowns(here, all_others(here))[FurtherUnknown.EXCHANGED :]
+    )
     shown = [[0.0, 2 * (4 * ALPHA) ** 2], [2 * (2 * ALPHA) ** 2, 0.0]]
     assert torch.allclose(found.beside, numbers(*shown), atol=1e-9)
     here.cost = torch.tensor(9.0, dtype=torch.float64)
-    bounds = replace(found, beside=torch.cat([torch.zeros(FurtherUnknown.EXCHANGED, 2).double(), found.beside]))
+    bounds = replace(
+        found, beside=torch.cat([torch.zeros(FurtherUnknown.EXCHANGED, 2).double(), found.beside])
+    )
     labels, misfit = torch.tensor([0, 1]), torch.tensor(2.0, dtype=torch.float64)
     most = mixed_at_most(bounds, here, labels, misfit)
     assert float(most) == pytest.approx((3 + 4 * 2) / (0.5 * 2 * (2 * ALPHA) ** 2 + 4) ** 0.5)

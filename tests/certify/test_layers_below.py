@@ -1,6 +1,8 @@
-"""A layer below the head that does not compute what its class promises: nothing that depends on it is claimed.
+"""A layer below the head that does not compute what its class promises: nothing that depends on it
+is claimed.
 
-Each network is attacked twice, as it is and with one layer changed, so that the claim is seen to be there without the change.
+Each network is attacked twice, as it is and with one layer changed, so that the claim is seen to be
+there without the change.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def test_dense_spans(change: Change, name: str) -> None:
 @CHANGES
 @pytest.mark.parametrize("name", ["0", "2"])
 def test_peeled_inputs(change: Change, name: str) -> None:
-    """What is below the changed layer is never right: an input of half or a tenth of the size would be certain."""
+    """What is below the changed layer is never right: an input of half or a tenth of the size would
+    be certain."""
     for changed in (False, True):
         model, (x, y) = network(20, 40, 40, 12), batch(3, 20, 12)
         if changed:
@@ -111,7 +114,8 @@ def test_the_norm_between_maps(change: Change) -> None:
 
 
 def conv_layer_of(sent: maps.Client) -> object:
-    """The first convolution of the block with its norm, as the attack takes it; None where it is none that it knows."""
+    """The first convolution of the block with its norm, as the attack takes it; None where it is
+    none that it knows."""
     graph = trace(sent.model)
     node = next(node for node in graph.nodes if str(node.target).endswith("conv1"))
     return conv_layer(sent.model, node, sent.update)
@@ -139,7 +143,8 @@ def test_tokens(change: Change) -> None:
 
 @pytest.mark.parametrize("change", [hook_input, hook_output])
 def test_text(change: Change) -> None:
-    """Texts are replayed through the whole model: what is certain is right, whatever one layer computes."""
+    """Texts are replayed through the whole model: what is certain is right, whatever one layer
+    computes."""
     for changed in (False, True):
         model, tokens = gpt2(tied=False), texts(2, 5)
         if changed:

@@ -1,4 +1,5 @@
-"""Doubts that measure instead of assuming the worst: how far labels are mixed, and what rounding leaves."""
+"""Doubts that measure instead of assuming the worst: how far labels are mixed, and what rounding
+leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def batch(samples: int, seed: int = 0) -> tuple[nn.Linear, Tensor, Tensor]:
 
 
 def asked(mixed: float) -> Question:
-    """The answer with hard labels, for a gradient of labels of which the first two are mixed by so much."""
+    """The answer with hard labels, for a gradient of labels of which the first two are mixed by so
+    much."""
     model, features, hard = batch(4)
     targets = hard.clone()
     targets[:2] = (1 - mixed) * hard[:2] + mixed * hard[:2].flip(0)
@@ -36,7 +38,8 @@ def asked(mixed: float) -> Question:
 
 
 def test_the_gradient_says_how_far_labels_are_mixed() -> None:
-    """Told hard labels, the solver fits them; what is left of the gradient gives the mixture away, though it is hardly more."""
+    """Told hard labels, the solver fits them; what is left of the gradient gives the mixture away,
+    though it is hardly more."""
     hidden = hidden_mixing(asked(0.02))
     assert hidden is not None
     assert 0.018 < hidden[0] < 0.05
@@ -53,7 +56,8 @@ def test_hard_labels_are_measured_as_hard() -> None:
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_rounding_is_largest_where_features_are_and_no_reason_to_doubt(seed: int) -> None:
-    """A few large entries carry most of a row's rounding, so that a mean over the row is less than what the answer must leave."""
+    """A few large entries carry most of a row's rounding, so that a mean over the row is less than
+    what the answer must leave."""
     torch.manual_seed(seed)
     model, features = nn.Linear(H, 10), torch.randn(1, H).relu().square()
     update = unsum.capture(model, features, torch.tensor([0]), defenses=unsum.BFloat16())

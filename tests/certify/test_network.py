@@ -50,8 +50,12 @@ def _client(model: nn.Module, shift: float = 0.0) -> tuple[Tensor, unsum.Update]
     return x, unsum.capture(model, x, torch.tensor([4, 4, 1]))
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, nn.DataParallel, torch.compile], ids=["plain", "parallel", "compiled"])
-def test_an_untraceable_model_is_attacked_and_its_certificate_holds(wrap: Callable[[nn.Module], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "wrap", [lambda m: m, nn.DataParallel, torch.compile], ids=["plain", "parallel", "compiled"]
+)
+def test_an_untraceable_model_is_attacked_and_its_certificate_holds(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
     """The last layer by registration is another one: nothing could be separated."""
     own = Asserting()
     x, update = _client(own)
@@ -76,7 +80,9 @@ def test_a_layer_that_halves_its_input_is_refused() -> None:
     """Features were off by 50 %."""
     model = Asserting()
     model.head = Halved(32, 10)
-    with pytest.raises(UnsumError, match=r"'head' is a Halved, which does not compute what an nn\.Linear"):
+    with pytest.raises(
+        UnsumError, match=r"'head' is a Halved, which does not compute what an nn\.Linear"
+    ):
         unsum.separate(model, _client(model)[1])
 
 
@@ -91,8 +97,11 @@ class Clipped(nn.Linear):
 
 
 @pytest.mark.parametrize(("kind", "size"), [(HalvedInTrainMode, 1.0), (Clipped, 40.0)])
-def test_a_head_that_is_plain_in_eval_mode_or_for_small_inputs_is_refused(kind: type[nn.Linear], size: float) -> None:
-    """The client trained in train mode, on larger inputs: features were off by half and by a third."""
+def test_a_head_that_is_plain_in_eval_mode_or_for_small_inputs_is_refused(
+    kind: type[nn.Linear], size: float
+) -> None:
+    """The client trained in train mode, on larger inputs: features were off by half and by a
+    third."""
     model = Asserting()
     model.head = kind(32, 10)
     x = size * torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
@@ -100,7 +109,9 @@ def test_a_head_that_is_plain_in_eval_mode_or_for_small_inputs_is_refused(kind: 
     with torch.no_grad():
         read = model.features(x)
     assert size == 1 or float(read.max()) > 6
-    with pytest.raises(UnsumError, match=rf"'head' is a {kind.__name__}, which does not compute what an nn\.Linear"):
+    with pytest.raises(
+        UnsumError, match=rf"'head' is a {kind.__name__}, which does not compute what an nn\.Linear"
+    ):
         unsum.separate(model.eval(), update)
 
 

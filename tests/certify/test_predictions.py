@@ -1,4 +1,5 @@
-"""A prediction that something speaks against is none: NaN, and what answers are chosen by stays an estimate."""
+"""A prediction that something speaks against is none: NaN, and what answers are chosen by stays an
+estimate."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def test_what_is_handed_out(predicted: float, predicts: bool, told: float) -> No
 def test_a_doubt_takes_the_prediction_back() -> None:
     evidence = Evidence(torch.tensor([0.5, 0.2]), explained=True, confirmations=1)
     assert grant(evidence).predicts  # not certain, but nothing speaks against an error of 0.5
-    for less in ({"doubts": ["Siblings."]}, {"confirmations": 0}, {"missing": 1}, {"explained": False}):
+    for less in (
+        {"doubts": ["Siblings."]},
+        {"confirmations": 0},
+        {"missing": 1},
+        {"explained": False},
+    ):
         claim = grant(replace(evidence, **less))  # type: ignore[arg-type]
         assert (claim.predicts, claim.predicted_error) == (False, 0.5)
 
@@ -53,7 +59,10 @@ def test_a_doubt_takes_the_prediction_back() -> None:
 def test_crowded_predicts_nothing_where_its_answer_leaves_the_gradient() -> None:
     """Samples that are multiples of one another."""
     torch.manual_seed(0)
-    model, x = nn.Linear(64, 4), torch.randn(1, 64).relu() * torch.tensor([[1.0], [1.001], [1.002], [1.003]])
+    model, x = (
+        nn.Linear(64, 4),
+        torch.randn(1, 64).relu() * torch.tensor([[1.0], [1.001], [1.002], [1.003]]),
+    )
     labels = torch.arange(4)
     leak = unsum.separate(model, unsum.capture(model, x, labels), "crowded", labels=labels)
     error = float((torch.cdist(leak.features, x) / x.norm(dim=1)).amin(1).max())
@@ -65,7 +74,10 @@ def test_multiples_of_another_label_are_named() -> None:
     assert proportional(x, torch.tensor([0, 1, 1, 1])).tolist() == [True] * 4
     assert proportional(x[[0, 1, 3]], torch.tensor([0, 0, 0])).tolist() == [False] * 3
     assert proportional(x[[0, 2]], torch.tensor([0, 1])).tolist() == [True, True]
-    assert not bool(proportional(torch.tensor([[1.0, 2.0], [1.0, 2.1]]), torch.tensor([0, 1])).any())  # 2 % apart
+    # 2 % apart
+    assert not bool(
+        proportional(torch.tensor([[1.0, 2.0], [1.0, 2.1]]), torch.tensor([0, 1])).any()
+    )
 
 
 @pytest.mark.long
@@ -73,7 +85,11 @@ def test_predictions_of_the_exact_solver_are_honest_on_bred_cases() -> None:
     """Where anything is predicted no sample found is off by more than 3 % and ten times that."""
     chance, predicted = random.Random(3), 0
     for _ in range(40):
-        genome = head.random_genome(chance, tame=True) | {"forged": "no", "method": "exact", "told": "nothing"}
+        genome = head.random_genome(chance, tame=True) | {
+            "forged": "no",
+            "method": "exact",
+            "told": "nothing",
+        }
         case = head.build(genome)
         leak = unsum.separate(case.model, case.update, "exact", seed=0)
         if math.isfinite(leak.predicted_error):

@@ -23,7 +23,8 @@ from unsum.knowledge import Knowledge
 
 
 def replay(*, left: float = 1e-7, part: float = 1.0) -> Replay:
-    """Two tensors of 1 and 0.1, rounded at 1e-6 of each; the first of two samples sends all, the second `part`."""
+    """Two tensors of 1 and 0.1, rounded at 1e-6 of each; the first of two samples sends all, the
+    second `part`."""
     sent = torch.tensor([1.0, 0.1], dtype=torch.float64)
     return Replay(("0", "1"), sent, left * sent, 1e-6 * sent, torch.stack([sent, part * sent]))
 
@@ -44,13 +45,19 @@ def test_nan_explains_nothing() -> None:
     assert doubt_missing(replay(left=math.nan), 3, None, None)
 
 
-@pytest.mark.parametrize(("part", "seen"), [(1e-3, True), (4e-6, True), (2e-6, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("part", "seen"), [(1e-3, True), (4e-6, True), (2e-6, False), (0.0, False)]
+)
 def test_a_sample_is_seen_where_it_sends_more_than_rounding(part: float, seen: bool) -> None:
     shown = replay(part=part).shows()
     assert shown[0].all()
     assert shown[1].tolist() == [seen, seen]
     doubts = doubt_invisible(shown.any(1), "Sequence")
-    assert doubts == [] if seen else doubts[0].startswith("Sequence 1 would send hardly more than rounding")
+    assert (
+        doubts == []
+        if seen
+        else doubts[0].startswith("Sequence 1 would send hardly more than rounding")
+    )
 
 
 def test_a_sample_is_seen_only_above_what_is_left() -> None:
@@ -74,7 +81,8 @@ def test_labels_of_samples_that_are_alike_may_be_exchanged() -> None:
         "Samples 0, 1 are so alike that their labels may be exchanged."
     ]
     assert doubt_exchanged(features, labels, inputs, 0.1, 1e-11) == []
-    assert doubt_exchanged(features, labels, torch.tensor([0, 0, 1]), 0.1, 1e-6) == []  # two labels of one input
+    # two labels of one input
+    assert doubt_exchanged(features, labels, torch.tensor([0, 0, 1]), 0.1, 1e-6) == []
     assert doubt_exchanged(features, torch.tensor([4, 4, 4]), inputs, 0.1, 1e-6) == []
 
 
@@ -114,10 +122,16 @@ def test_what_is_left_is_given_as_a_share_of_the_worst_tensor() -> None:
     ]
 
 
-def relabeled(logits: list[list[float]], labels: list[int], granted: int | None = None, level: float = 1e-7) -> bool:
+def relabeled(
+    logits: list[list[float]], labels: list[int], granted: int | None = None, level: float = 1e-7
+) -> bool:
     """Whether an input may occur once more; samples read orthogonal features of length 1."""
     L = torch.tensor(logits, dtype=torch.float64)
-    return bool(doubt_relabeled(L, torch.tensor(labels), torch.eye(len(L)).double(), 1 / len(L), level, granted))
+    return bool(
+        doubt_relabeled(
+            L, torch.tensor(labels), torch.eye(len(L)).double(), 1 / len(L), level, granted
+        )
+    )
 
 
 def test_of_two_classes_each_label_sends_a_multiple_of_what_the_other_sends() -> None:
@@ -136,4 +150,5 @@ def test_a_model_that_is_sure_of_another_class_is_one_of_two_classes() -> None:
     sure = [[11.0, 0.0, -7.0]]  # p is 1 - 1.7e-5, 1.7e-5 and 1.5e-8
     assert relabeled(sure, [1])
     assert not relabeled(sure, [1], level=1e-13)  # the third class is seen
-    assert not relabeled([[14.0, 0.0, -7.0]], [1])  # who carries the first label sends 8e-7, a trace
+    # who carries the first label sends 8e-7, a trace
+    assert not relabeled([[14.0, 0.0, -7.0]], [1])

@@ -39,12 +39,18 @@ def test_a_detectors_own_losses_are_summed() -> None:
 
 def test_a_loss_of_the_users_is_taken() -> None:
     model = nn.Linear(3, 3)
-    update = capture_any(model, torch.ones(2, 3), "ignored", lambda output, _targets: output.sum(), train=False)
+    update = capture_any(
+        model, torch.ones(2, 3), "ignored", lambda output, _targets: output.sum(), train=False
+    )
     assert torch.equal(update.gradients["bias"], torch.full((3,), 2.0))
 
 
 def test_what_nobody_knows_is_asked_for() -> None:
     with pytest.raises(UnsumError, match="What Conv2d minimizes is not known"):
-        capture_any(nn.Conv2d(3, 4, 1), torch.rand(2, 3, 5, 5), torch.tensor([0, 1]), None, train=True)
+        capture_any(
+            nn.Conv2d(3, 4, 1), torch.rand(2, 3, 5, 5), torch.tensor([0, 1]), None, train=True
+        )
     with pytest.raises(UnsumError, match=r"cannot be trained on these data \(RuntimeError"):
-        capture_any(nn.Conv2d(3, 4, 1), torch.rand(2, 1, 5, 5), torch.tensor([0, 1]), None, train=True)
+        capture_any(
+            nn.Conv2d(3, 4, 1), torch.rand(2, 1, 5, 5), torch.tensor([0, 1]), None, train=True
+        )

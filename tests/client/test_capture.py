@@ -44,7 +44,8 @@ def test_the_update_says_nothing_about_the_batch(net: nn.Sequential) -> None:
 
 
 def test_soft_targets_equal_their_mixture_of_hard_ones(net: nn.Sequential) -> None:
-    """Cross-entropy is linear in the target: smoothing must give the mean of the hard gradients over all classes."""
+    """Cross-entropy is linear in the target: smoothing must give the mean of the hard gradients
+    over all classes."""
     images, label = pictures(1), torch.tensor([5])
     soft = capture(net, images, smooth_labels(label, 0.4, 40), train=False).gradients["5.bias"]
     hard = capture(net, images, label, train=False).gradients["5.bias"]
@@ -79,7 +80,10 @@ def test_auxiliary_outputs_are_left_out() -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return self.head(x), self.other(x)
 
-    assert list(capture(TwoOutputs(), torch.rand(2, 4), torch.tensor([0, 1])).gradients) == ["head.weight", "head.bias"]
+    assert list(capture(TwoOutputs(), torch.rand(2, 4), torch.tensor([0, 1])).gradients) == [
+        "head.weight",
+        "head.bias",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,9 @@ def test_auxiliary_outputs_are_left_out() -> None:
         (1, torch.full((1, 40), 1.0), "sum to 1"),
     ],
 )
-def test_bad_batches_are_refused(net: nn.Sequential, count: int, targets: torch.Tensor, sentence: str) -> None:
+def test_bad_batches_are_refused(
+    net: nn.Sequential, count: int, targets: torch.Tensor, sentence: str
+) -> None:
     with pytest.raises(UnsumError, match=sentence):
         capture(net, pictures(count) if count else torch.empty(0, 3, 16, 16), targets)
 
@@ -107,7 +113,9 @@ def test_mixup_blends_images_and_targets_alike() -> None:
     images, targets = torch.tensor([0.0, 1.0, 0.5]).view(3, 1, 1, 1), torch.tensor([0, 1, 2])
     mixed, rows = mixup(images, targets, 3, weight=torch.tensor([0.75, 0.5, 1.0]))
     torch.testing.assert_close(mixed.flatten(), torch.tensor([0.25, 0.75, 0.5]))
-    torch.testing.assert_close(rows, torch.tensor([[0.75, 0.25, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]))
+    torch.testing.assert_close(
+        rows, torch.tensor([[0.75, 0.25, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])
+    )
     same, rows = mixup(images, targets, 3, weight=0.3, partner=torch.tensor([0, 1, 2]))
     torch.testing.assert_close(same, images)
     torch.testing.assert_close(rows, torch.eye(3))

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from support.material import pictures, small_net
-from unsum import DPSGD, Clip, LocalTraining, SmoothLabels, UnsumError, capture, capture_local, smooth_labels
+from unsum import (
+    DPSGD,
+    Clip,
+    LocalTraining,
+    SmoothLabels,
+    UnsumError,
+    capture,
+    capture_local,
+    smooth_labels,
+)
 
 LABELS = torch.tensor([3, 3, 7, 11])
 
@@ -26,7 +35,13 @@ def test_several_steps_are_torchs_own_sgd() -> None:
     net = small_net()
     before = copy.deepcopy(net.state_dict())
     sent = capture_local(
-        net, pictures(4), LABELS, learning_rate=0.2, epochs=2, batch_size=3, defenses=SmoothLabels(0.1)
+        net,
+        pictures(4),
+        LABELS,
+        learning_rate=0.2,
+        epochs=2,
+        batch_size=3,
+        defenses=SmoothLabels(0.1),
     )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     reference = small_net().train()
@@ -37,12 +52,16 @@ def test_several_steps_are_torchs_own_sgd() -> None:
         nn.functional.cross_entropy(reference(pictures(4)[batch]), rows[batch]).backward()
         optimizer.step()
     for name, moved in reference.named_parameters():
-        torch.testing.assert_close(sent.gradients[name], (before[name] - moved.detach()) / 0.2, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            sent.gradients[name], (before[name] - moved.detach()) / 0.2, atol=1e-6, rtol=1e-4
+        )
 
 
 def test_update_defenses_act_once_at_the_end(net: nn.Sequential) -> None:
     sent = capture_local(net, pictures(4), LABELS, learning_rate=0.2, epochs=3, defenses=Clip(0.25))
-    assert float(torch.stack([g.norm() for g in sent.gradients.values()]).norm()) == pytest.approx(0.25, rel=1e-4)
+    assert float(torch.stack([g.norm() for g in sent.gradients.values()]).norm()) == pytest.approx(
+        0.25, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("change", [{"learning_rate": 0}, {"epochs": 0}, {"batch_size": 0}])
@@ -54,26 +73,38 @@ def test_impossible_training_is_refused(net: nn.Sequential, change: dict[str, fl
 @pytest.mark.parametrize("chosen", [{"batch_size": 2}, {"local_steps": 6}])
 def test_momentum_and_weight_decay_are_torchs_own(chosen: dict[str, int]) -> None:
     net, settings = small_net(), {"momentum": 0.9, "weight_decay": 0.02}
-    sent = capture_local(net, pictures(5), torch.arange(5), learning_rate=0.2, epochs=2, **chosen, **settings)
+    sent = capture_local(
+        net, pictures(5), torch.arange(5), learning_rate=0.2, epochs=2, **chosen, **settings
+    )
     reference = small_net().train()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.2, **settings)
     for batch in [slice(0, 2), slice(2, 4), slice(4, 5)] * 2:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(reference(pictures(5)[batch]), torch.arange(5)[batch]).backward()
+        nn.functional.cross_entropy(
+            reference(pictures(5)[batch]), torch.arange(5)[batch]
+        ).backward()
         optimizer.step()
     for name, moved in reference.named_parameters():
         start = net.get_parameter(name).detach()
-        torch.testing.assert_close(sent.gradients[name], (start - moved.detach()) / 0.2, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            sent.gradients[name], (start - moved.detach()) / 0.2, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_what_a_server_knows_of_the_training_goes_with_the_update(net: nn.Sequential) -> None:
     how = {"learning_rate": 0.2, "local_steps": 2, "weight_decay": 0.1}
-    plain, told = (capture_local(net, pictures(4), LABELS, training_known=known, **how) for known in (False, True))
+    plain, told = (
+        capture_local(net, pictures(4), LABELS, training_known=known, **how)
+        for known in (False, True)
+    )
     assert plain.training is None
     assert told.training == LocalTraining(0.2, 2, None, 0.1)
     assert told.learning_rate == pytest.approx(0.4)
-    for name, whole in plain.gradients.items():  # the mean of the two, without the decay of the weights that were sent
-        torch.testing.assert_close(told.gradients[name], whole / 2 - 0.1 * net.get_parameter(name).detach())
+    # the mean of the two, without the decay of the weights that were sent
+    for name, whole in plain.gradients.items():
+        torch.testing.assert_close(
+            told.gradients[name], whole / 2 - 0.1 * net.get_parameter(name).detach()
+        )
 
 
 def test_more_steps_than_samples_are_refused(net: nn.Sequential) -> None:

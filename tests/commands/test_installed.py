@@ -1,4 +1,5 @@
-"""Commands of packages of their own: found by their entry points, and one sentence where the package is not there."""
+"""Commands of packages of their own: found by their entry points, and one sentence where the
+package is not there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def unsum(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def named(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in points if p.group == group])
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [p for p in points if p.group == group]
+    )
     monkeypatch.setattr(registry, "PROBLEMS", [])
 
 
@@ -39,11 +42,15 @@ def test_without_its_package_the_command_says_how_to_get_it(
     named(monkeypatch)
     app = typer.Typer()
     app.add_typer(installed.groups()["bench"], name="bench")
-    with pytest.raises(UnsumError, match=r"unsum-bench, which is not installed here .* `pip install \./bench`"):
+    with pytest.raises(
+        UnsumError, match=r"unsum-bench, which is not installed here .* `pip install \./bench`"
+    ):
         app(["bench", *words], standalone_mode=False)
 
 
-def test_a_package_that_cannot_be_imported_stops_no_other_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_imported_stops_no_other_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     named(monkeypatch, EntryPoint("bench", OTHER, registry.COMMANDS))
     with pytest.raises(UnsumError, match="cannot be imported"):
         typer.main.get_command(installed.groups()["bench"])(["list"], standalone_mode=False)

@@ -35,7 +35,8 @@ def options() -> dict[str, dict[str, Any]]:
     return found
 
 
-# Words for one thing, of which one may be an option. What an option means in a single command stands behind it.
+# Words for one thing, of which one may be an option. What an option means in a single command
+# stands behind it.
 ONE_THING = (
     {"--batch", "--batch-size", "--size", "--samples", "--photos", "--examples"},
     {"--lr", "--rate", "--learning-rate"},
@@ -68,11 +69,16 @@ OTHER_THINGS = {
     ("bench run", "--cifar"): "beside --data: some tables have photos of their own",
     ("bench show", "--csv"): "a format of output",
     ("ceiling", "--noise"): "comes after --defense, as `noise=` does in Python",
-    **{(f"bench {name}", "--size"): "of a benchmark" for name in ("run", "show", "list", "figures", "pages")},
+    **{
+        (f"bench {name}", "--size"): "of a benchmark"
+        for name in ("run", "show", "list", "figures", "pages")
+    },
 }
 
 
-def test_the_help_of_audit_is_short_and_complete(unsum: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_of_audit_is_short_and_complete(
+    unsum: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = unsum("audit", "--help").out.splitlines()
     assert len(lines) < 150
@@ -87,7 +93,8 @@ def test_every_option_of_audit_has_its_panel() -> None:
 
 
 def test_an_option_has_one_name_in_all_commands() -> None:
-    """No two options of any commands mean one thing: by their parameter, by their help, and by the words for it."""
+    """No two options of any commands mean one thing: by their parameter, by their help, and by the
+    words for it."""
     taken, flags, helps = options(), dict[str, set[str]](), dict[str, set[str]]()
     for flag, where in taken.items():
         for command, param in where.items():
@@ -99,7 +106,11 @@ def test_an_option_has_one_name_in_all_commands() -> None:
     assert {text: found for text, found in helps.items() if len(found) > 1} == {}
     assert flags["image_size"] == {"--image-size"}
     assert flags["learning_rate"] == {"--lr"}
-    own = {flag for flag, where in taken.items() if any((name, flag) not in OTHER_THINGS for name in where)}
+    own = {
+        flag
+        for flag, where in taken.items()
+        if any((name, flag) not in OTHER_THINGS for name in where)
+    }
     for words in ONE_THING:
         assert len(own & words) <= 1, f"two names for one thing: {own & words}"
     assert all(flag in taken and command in taken[flag] for command, flag in OTHER_THINGS)

@@ -44,10 +44,17 @@ def gate(level: float, *leakages: float) -> tuple[int, str]:
 
 
 def test_the_gate_of_many_updates_passes_only_what_is_known_and_not_above_the_level() -> None:
-    assert gate(0.5, 0.1, 0.5) == (0, "No update leaks more than 0.5.")  # at the level is not above it
-    assert gate(0.5, 0.1, 0.51, 0.9) == (1, "2 of 3 updates leak more than 0.5; the first is client-1.")
+    # at the level is not above it
+    assert gate(0.5, 0.1, 0.5) == (0, "No update leaks more than 0.5.")
+    assert gate(0.5, 0.1, 0.51, 0.9) == (
+        1,
+        "2 of 3 updates leak more than 0.5; the first is client-1.",
+    )
     assert gate(0.5, 0.1, math.nan)[0] == 2
     # What is known to leak is enough, and what is not known is not counted with it.
-    assert gate(0.5, math.nan, 0.9) == (1, "1 of 2 updates leak more than 0.5; the first is client-1.")
+    assert gate(0.5, math.nan, 0.9) == (
+        1,
+        "1 of 2 updates leak more than 0.5; the first is client-1.",
+    )
     assert "1 of 2 updates it is not decidable" in gate(0.5, 0.1, math.nan)[1]
     assert "gate" not in summary(Findings(), None)

@@ -42,10 +42,13 @@ def test_photos_come_in_0_to_1(tmp_path: Path) -> None:
         {"images": PHOTOS, "labels": np.arange(4)},  # labeled photos
         {"images": PHOTOS, "labels": np.zeros((3, 6, 6), np.int64)},  # of another number
         {"images": PHOTOS},
-        {"images": np.zeros((4, 6, 6, 3), np.int64), "labels": np.arange(4)},  # photos in a wrong type
+        # photos in a wrong type
+        {"images": np.zeros((4, 6, 6, 3), np.int64), "labels": np.arange(4)},
     ],
 )
-def test_everything_else_is_left_to_who_reads_photos(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+def test_everything_else_is_left_to_who_reads_photos(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
     np.savez(tmp_path / "some.npz", **arrays)
     assert open_arrays(tmp_path / "some.npz") is None
 

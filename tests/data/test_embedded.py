@@ -23,7 +23,16 @@ def test_every_photo_ships_with_a_tag_and_its_attribution() -> None:
 
 def test_own_tags_include_a_natural_duplicate() -> None:
     labels = [tags()[i] for i in embedded_batch(8, image_size=32).targets]
-    assert labels == ["cat", "coffee", "flower", "temple", "mountain", "motorcycle", "mountain", "dog"]
+    assert labels == [
+        "cat",
+        "coffee",
+        "flower",
+        "temple",
+        "mountain",
+        "motorcycle",
+        "mountain",
+        "dog",
+    ]
 
 
 @pytest.mark.parametrize("same", [1, 2, 3, 5, 8, 16])

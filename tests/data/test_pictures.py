@@ -48,7 +48,11 @@ def png(path: Path, seed: int) -> None:
     path.write_bytes(encoded(pixels(seed)))
 
 
-MEMBERS = {"dog/b.png": encoded(pixels(1)), "cat/a.png": encoded(pixels(2)), "cat/c.PNG": encoded(pixels(3))}
+MEMBERS = {
+    "dog/b.png": encoded(pixels(1)),
+    "cat/a.png": encoded(pixels(2)),
+    "cat/c.PNG": encoded(pixels(3)),
+}
 
 
 def check_members(photos: Photos) -> None:
@@ -64,8 +68,12 @@ def check_members(photos: Photos) -> None:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_tars_keep_their_order_and_pictures_of_the_right_size_their_pixels(tmp_path: Path, mode: str) -> None:
-    photos = read_photos(write_tar(tmp_path / "photos.tar", {**MEMBERS, "cat/notes.txt": b"no"}, mode), size=8)
+def test_tars_keep_their_order_and_pictures_of_the_right_size_their_pixels(
+    tmp_path: Path, mode: str
+) -> None:
+    photos = read_photos(
+        write_tar(tmp_path / "photos.tar", {**MEMBERS, "cat/notes.txt": b"no"}, mode), size=8
+    )
     check_members(photos)
     assert photos.names == list(MEMBERS)
     assert photos.labels.tolist() == [1, 0, 0]
@@ -88,8 +96,12 @@ def test_the_fingerprint_goes_by_names_and_contents_alone(tmp_path: Path) -> Non
         read_photos(write_tar(tmp_path / "b.tar", turned, "w:gz"), size=4),
         read_photos(write_folder(tmp_path / "c", MEMBERS), size=8),
     ]
-    other = read_photos(write_tar(tmp_path / "d.tar", {**MEMBERS, "dog/b.png": encoded(pixels(9))}), size=8)
-    renamed = read_photos(write_tar(tmp_path / "e.tar", {f"{n}.png": c for n, c in MEMBERS.items()}), size=8)
+    other = read_photos(
+        write_tar(tmp_path / "d.tar", {**MEMBERS, "dog/b.png": encoded(pixels(9))}), size=8
+    )
+    renamed = read_photos(
+        write_tar(tmp_path / "e.tar", {f"{n}.png": c for n, c in MEMBERS.items()}), size=8
+    )
     assert len({photos.fingerprint for photos in same}) == 1
     assert len({photos.fingerprint for photos in (same[0], other, renamed)}) == 3
     assert same[0].card == {"photos": 3, "sources": ["a.tar"], "sha256": same[0].fingerprint}
@@ -97,25 +109,37 @@ def test_the_fingerprint_goes_by_names_and_contents_alone(tmp_path: Path) -> Non
 
 def test_classes_that_are_numbers_are_the_labels(tmp_path: Path) -> None:
     picture = encoded(pixels(0))
-    photos = read_photos(write_tar(tmp_path / "a.tar", {f"{c}/x.png": picture for c in (10, 2, 7)}), size=8)
+    photos = read_photos(
+        write_tar(tmp_path / "a.tar", {f"{c}/x.png": picture for c in (10, 2, 7)}), size=8
+    )
     assert photos.labels.tolist() == [10, 2, 7]
     assert [photos.class_names[label] for label in photos.labels] == ["10", "2", "7"]
-    dates = read_photos(write_tar(tmp_path / "b.tar", {"20200101/x.png": picture, "3/x.png": picture}), size=8)
+    dates = read_photos(
+        write_tar(tmp_path / "b.tar", {"20200101/x.png": picture, "3/x.png": picture}), size=8
+    )
     assert dates.labels.tolist() == [0, 1]  # not twenty million classes
 
 
 def test_classes_without_folders(tmp_path: Path) -> None:
     picture = encoded(pixels(0))
-    flat = write_tar(tmp_path / "flat.tar.gz", {"n02_1.png": picture, "./n01_2_3.png": picture}, "w:gz")
+    flat = write_tar(
+        tmp_path / "flat.tar.gz", {"n02_1.png": picture, "./n01_2_3.png": picture}, "w:gz"
+    )
     assert read_photos(flat, size=8).class_names == ["n01", "n02"]
     plain = write_tar(tmp_path / "holiday.tar", {"1.png": picture, "2.png": picture})
     assert read_photos(plain, size=8).class_names == ["holiday"]
-    assert read_photos(write_folder(tmp_path / "beach", {"a_b.png": picture}), size=8).class_names == ["beach"]
+    assert read_photos(
+        write_folder(tmp_path / "beach", {"a_b.png": picture}), size=8
+    ).class_names == ["beach"]
 
 
 def test_several_sources_agree_on_labels_by_class_name(tmp_path: Path) -> None:
-    first = write_tar(tmp_path / "a.tar", {"dog/1.png": encoded(pixels(1)), "fox/1.png": encoded(pixels(2))})
-    second = write_folder(tmp_path / "b", {"cat/1.png": encoded(pixels(3)), "dog/2.png": encoded(pixels(4))})
+    first = write_tar(
+        tmp_path / "a.tar", {"dog/1.png": encoded(pixels(1)), "fox/1.png": encoded(pixels(2))}
+    )
+    second = write_folder(
+        tmp_path / "b", {"cat/1.png": encoded(pixels(3)), "dog/2.png": encoded(pixels(4))}
+    )
     photos = read_photos([first, second], size=8)
     assert photos.class_names == ["cat", "dog", "fox"]
     assert photos.labels.tolist() == [1, 2, 0, 1]
@@ -125,10 +149,12 @@ def test_several_sources_agree_on_labels_by_class_name(tmp_path: Path) -> None:
 
 def test_the_middle_square_is_kept_and_resized_without_aliases(tmp_path: Path) -> None:
     wide = np.zeros((16, 48, 3), dtype=np.uint8)
-    wide[:, 16:32] = np.indices((16, 16)).sum(0)[:, :, None] % 2 * 255  # a checkerboard between black margins
+    # a checkerboard between black margins
+    wide[:, 16:32] = np.indices((16, 16)).sum(0)[:, :, None] % 2 * 255
     photos = read_photos(write_tar(tmp_path / "a.tar", {"0/x.png": encoded(wide)}), size=4)
     inner = photos.images[0, :, 1:3, 1:3].float()
-    assert float((inner - 127.5).abs().max()) < 8  # every second pixel would be all black or all white
+    # every second pixel would be all black or all white
+    assert float((inner - 127.5).abs().max()) < 8
     exact = read_photos(tmp_path / "a.tar", size=16)
     assert np.array_equal(exact.images[0].numpy(), wide[:, 16:32].transpose(2, 0, 1))
 
@@ -152,9 +178,16 @@ def test_jpegs_gray_pictures_and_turned_cameras(tmp_path: Path) -> None:
 def test_npz_with_and_without_labels_and_names(tmp_path: Path) -> None:
     images = np.stack([pixels(seed) for seed in range(3)])
     np.savez_compressed(tmp_path / "a.npz", images=images, labels=np.array([5, 0, 2], np.uint8))
-    np.savez(tmp_path / "b.npz", images=images, labels=[[1], [0], [1]], classes=np.array(["zebra", "ant"]))
+    np.savez(
+        tmp_path / "b.npz",
+        images=images,
+        labels=[[1], [0], [1]],
+        classes=np.array(["zebra", "ant"]),
+    )
     np.savez(tmp_path / "c.npz", images=images[:, :, :, 0])
-    np.savez(tmp_path / "d.npz", images=images, labels=[0, 1, 0], classes=np.array(["crane", "crane"]))
+    np.savez(
+        tmp_path / "d.npz", images=images, labels=[0, 1, 0], classes=np.array(["crane", "crane"])
+    )
     numbers, named, bare, twice = (read_photos(tmp_path / f"{name}.npz", size=8) for name in "abcd")
     assert numbers.labels.tolist() == [5, 0, 2]
     assert np.array_equal(numbers.images.permute(0, 2, 3, 1).numpy(), images)
@@ -167,7 +200,9 @@ def test_npz_with_and_without_labels_and_names(tmp_path: Path) -> None:
 
 
 def test_limit(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {f"{i % 3}/{i}.png": encoded(pixels(i)) for i in range(300)})
+    path = write_tar(
+        tmp_path / "a.tar", {f"{i % 3}/{i}.png": encoded(pixels(i)) for i in range(300)}
+    )
     photos = read_photos([path, path], size=8, limit=301)
     assert len(photos) == 301
     assert photos.names[-1] == "0/0.png"
@@ -187,10 +222,20 @@ def bomb() -> bytes:
     """A PNG whose header promises a hundred million pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -204,7 +249,9 @@ def bomb() -> bytes:
         (bomb(), "too many"),
     ],
 )
-def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_picture_that_cannot_be_read_is_named(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     members = {**MEMBERS, "cat/bad.png": content}
     for path in (write_tar(tmp_path / "a.tar", members), write_folder(tmp_path / "b", members)):
         with pytest.raises(UnsumError, match=rf"'cat/bad\.png' cannot be read .*{reason}"):
@@ -215,14 +262,21 @@ def test_sources_that_are_none_are_refused_in_a_sentence(tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.tar").write_text("no tar")
     (tmp_path / "text.npz").write_text("no npz")
-    whole = write_tar(tmp_path / "whole.tar.gz", {"0/x.png": encoded(pixels(0, 64, 64))}, "w:gz").read_bytes()
+    whole = write_tar(
+        tmp_path / "whole.tar.gz", {"0/x.png": encoded(pixels(0, 64, 64))}, "w:gz"
+    ).read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
     np.savez(tmp_path / "objects.npz", images=np.array([None, "x"], dtype=object))
     np.savez(tmp_path / "floats.npz", images=np.zeros((2, 8, 8, 3)))
     np.savez(tmp_path / "planes.npz", images=np.zeros((2, 3, 8, 8), np.uint8))
     np.savez(tmp_path / "other.npz", x_train=np.zeros(3))
     np.savez(tmp_path / "labels.npz", images=np.zeros((2, 8, 8, 3), np.uint8), labels=[1])
-    np.savez(tmp_path / "range.npz", images=np.zeros((1, 8, 8, 3), np.uint8), labels=[2], classes=["a", "b"])
+    np.savez(
+        tmp_path / "range.npz",
+        images=np.zeros((1, 8, 8, 3), np.uint8),
+        labels=[2],
+        classes=["a", "b"],
+    )
     for name, sentence in {
         "nowhere": "There is no file or folder",
         "empty": "'empty' holds no pictures; unsum looks for jpg",

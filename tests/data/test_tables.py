@@ -1,4 +1,5 @@
-"""Tables from files: what columns are, how rows become numbers and back, and one sentence for everything that does not fit."""
+"""Tables from files: what columns are, how rows become numbers and back, and one sentence for
+everything that does not fit."""
 
 from __future__ import annotations
 
@@ -26,14 +27,21 @@ def table(folder: Path, text: str, name: str = "people.csv") -> Path:
     return path
 
 
-def opened(folder: Path, text: str, target: str = "answer", columns: str | None = None) -> ClientTable:
+def opened(
+    folder: Path, text: str, target: str = "answer", columns: str | None = None
+) -> ClientTable:
     return ClientTable.open(table(folder, text), target, columns)
 
 
 def test_columns_are_standardized_coded_and_read_back_in_their_units(tmp_path) -> None:
     found = opened(tmp_path, PEOPLE)
     age, job, sex, hours = found.schema.columns
-    assert (age.kind, job.kind, sex.kind, hours.kind) == ("number", "category", "category", "number")
+    assert (age.kind, job.kind, sex.kind, hours.kind) == (
+        "number",
+        "category",
+        "category",
+        "number",
+    )
     assert age.mean == 38
     assert age.deviation == pytest.approx((186 / 4) ** 0.5)  # of 4, 7, 0, −11
     assert hours.decimals == 1
@@ -45,7 +53,8 @@ def test_columns_are_standardized_coded_and_read_back_in_their_units(tmp_path) -
     assert torch.allclose(batch.images[place], torch.tensor(expected))
     assert found.schema.decode(batch.images)[place] == ["45", "nurse", "f", "18.7"]
     assert [batch.class_names[label] for label in batch.targets] == [
-        {"line 2": "yes", "line 3": "no", "line 4": "yes", "line 5": "no"}[title] for title in batch.titles
+        {"line 2": "yes", "line 3": "no", "line 4": "yes", "line 5": "no"}[title]
+        for title in batch.titles
     ]
 
 
@@ -75,7 +84,10 @@ def test_mean_and_deviation_of_many_rows_are_those_of_all(tmp_path) -> None:
 def test_other_delimiters_quotes_and_tabs_are_read(tmp_path) -> None:
     text = 'name;size;answer\n"a;b";1,5;0\nc;2,5;1\nd;3;1\n'
     found = ClientTable.open(table(tmp_path, text), "answer", None)
-    assert [column.values for column in found.schema.columns] == [("a;b", "c", "d"), ("3", "1,5", "2,5")]
+    assert [column.values for column in found.schema.columns] == [
+        ("a;b", "c", "d"),
+        ("3", "1,5", "2,5"),
+    ]
     assert TableFile(table(tmp_path, "a\tb\n1\t2\n", "t.tsv")).names == ["a", "b"]
 
 
@@ -127,13 +139,21 @@ def test_a_constant_column_is_left_out_and_named(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "sentence"),
     [
-        ("age,answer\n1,yes\n2,yes\n3,yes\n", None, "has the one value 'yes'; choose another --target"),
+        (
+            "age,answer\n1,yes\n2,yes\n3,yes\n",
+            None,
+            "has the one value 'yes'; choose another --target",
+        ),
         ("age,answer\n", None, "has no rows below its first line"),
         ("age,answer\n1,yes\n1,no\n", None, "has no column beside 'answer' that differs"),
         ("age,answer\n1,yes\n2\n", None, "Line 3 of 'people.csv' has 1 cells and the first line 2"),
         ("age,age,answer\n1,2,yes\n", None, "two columns called 'age'"),
         ("answer\nyes\n", None, "has 1 columns; a table needs 2 to"),
-        ("age,answer\n1,yes\n2,no\n", "age=text", "'age' is said to be 'text'; say number, category, skip"),
+        (
+            "age,answer\n1,yes\n2,no\n",
+            "age=text",
+            "'age' is said to be 'text'; say number, category, skip",
+        ),
         ("age,answer\n1,yes\n2,no\n", "aged=number", "There is no column 'aged'"),
         (
             "name,answer\n" + "".join(f"n{i},{i % 2}\n" for i in range(1200)),
@@ -145,10 +165,16 @@ def test_a_constant_column_is_left_out_and_named(tmp_path) -> None:
             None,
             "'age' holds numbers and text ('old' in line 1202); say --columns 'age=number'",
         ),
-        ("age,answer\n" + "".join(f"{i % 7},{i}\n" for i in range(1200)), None, "has more than 1,000 values"),
+        (
+            "age,answer\n" + "".join(f"{i % 7},{i}\n" for i in range(1200)),
+            None,
+            "has more than 1,000 values",
+        ),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_sentence(tmp_path, text: str, columns: str | None, sentence: str) -> None:
+def test_what_does_not_fit_is_told_in_one_sentence(
+    tmp_path, text: str, columns: str | None, sentence: str
+) -> None:
     with pytest.raises(UnsumError) as refused:
         opened(tmp_path, text, columns=columns)
     assert sentence in str(refused.value)

@@ -15,7 +15,9 @@ def one(value: float, **metadata: object) -> Update:
 
 def test_the_server_sees_the_gradient_of_all_samples_together() -> None:
     net, images, labels = small_net(batch_norm=False), pictures(6), torch.tensor([1, 1, 2, 3, 4, 5])
-    clients = [capture(net, images[rows], labels[rows]) for rows in (slice(0, 1), slice(1, 3), slice(3, 6))]
+    clients = [
+        capture(net, images[rows], labels[rows]) for rows in (slice(0, 1), slice(1, 3), slice(3, 6))
+    ]
     together = capture(net, images, labels)
     summed = aggregate(clients, sizes=[1, 2, 3])
     assert summed.batch_size is None
@@ -27,7 +29,14 @@ def test_weights_come_from_disclosed_sizes_else_are_equal() -> None:
     known = aggregate([one(1.0, batch_size=1), one(5.0, batch_size=3)])
     assert (float(known.gradients["w"]), known.batch_size) == (4, 4)
     assert float(aggregate([one(1.0), one(5.0)]).gradients["w"]) == 3
-    assert float(aggregate([one(1.0, reduction="sum"), one(5.0, reduction="sum")], sizes=[1, 3]).gradients["w"]) == 6
+    assert (
+        float(
+            aggregate(
+                [one(1.0, reduction="sum"), one(5.0, reduction="sum")], sizes=[1, 3]
+            ).gradients["w"]
+        )
+        == 6
+    )
     delta = aggregate([Update.from_delta({"w": torch.tensor([v])}, 0.5) for v in (1.0, 2.0)])
     assert (float(delta.gradients["w"]), delta.kind, delta.learning_rate) == (-3, "delta", 0.5)
 
@@ -52,6 +61,8 @@ def test_as_a_defense_it_keeps_its_place() -> None:
         ([one(1.0), replace(one(2.0), kind="delta")], None, "another kind"),
     ],
 )
-def test_what_cannot_be_added_is_refused(updates: list[Update], sizes: list[int] | None, sentence: str) -> None:
+def test_what_cannot_be_added_is_refused(
+    updates: list[Update], sizes: list[int] | None, sentence: str
+) -> None:
     with pytest.raises(UnsumError, match=sentence):
         aggregate(updates, sizes=sizes)

@@ -55,10 +55,11 @@ def test_order_is_visible_and_kept() -> None:
 
 def test_every_defense_can_be_named_on_the_command_line() -> None:
     assert {entry.name for entry in DEFENSES} == {
-        "noise", "laplace", "clip", "clip-layers", "prune", "prune-global", "qsgd", "sign", "quantize", "float16", "bfloat16",
-        "soteria", "dp", "smooth", "mixup", "secagg", "drop-bias", "drop-head",
-        "flower:fixed-clipping", "flower:adaptive-clipping", "flower:local-dp", "nvflare:percentile", "nvflare:svt",
-        "nvflare:exclude-vars", "opacus:readme",
+        "noise", "laplace", "clip", "clip-layers", "prune", "prune-global", "qsgd", "sign",
+        "quantize", "float16", "bfloat16", "soteria", "dp", "smooth", "mixup", "secagg",
+        "drop-bias", "drop-head", "flower:fixed-clipping", "flower:adaptive-clipping",
+        "flower:local-dp", "nvflare:percentile", "nvflare:svt", "nvflare:exclude-vars",
+        "opacus:readme",
     }  # fmt: skip
     for entry in DEFENSES:
         if entry.name == "secagg":  # needs other clients, whom the command line does not have

@@ -15,21 +15,26 @@ from support.material import pictures, small_net
 from unsum import DPSGD, Clip, SmoothLabels, UnsumError, capture, privacy_spent, smooth_labels
 from unsum.defend import replace_batch_norm
 
-# Looked for and not imported, which takes seconds: every process collects this file, and only one runs it.
+# Looked for and not imported, which takes seconds: every process collects this file, and only one
+# runs it.
 pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="Opacus is not installed")
 
 LABELS = torch.tensor([3, 3, 7, 11])
 
 
 def test_without_noise_it_is_the_mean_of_clipped_gradients() -> None:
-    """Each sample's gradient by a loop over batches of one, clipped by hand; some are clipped and some are not."""
+    """Each sample's gradient by a loop over batches of one, clipped by hand; some are clipped and
+    some are not."""
     net, images = small_net(batch_norm=False), pictures(4)
     singles = [capture(net, images[i : i + 1], LABELS[i : i + 1]).gradients for i in range(4)]
     norms = [float(torch.stack([g.norm() for g in one.values()]).norm()) for one in singles]
     bound = sorted(norms)[1] * 1.001
     sent = capture(net, images, LABELS, defenses=DPSGD(0, clip=bound)).gradients
     for name, gradient in sent.items():
-        expected = sum(one[name] * min(1, bound / norm) for one, norm in zip(singles, norms, strict=True)) / 4
+        expected = (
+            sum(one[name] * min(1, bound / norm) for one, norm in zip(singles, norms, strict=True))
+            / 4
+        )
         torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
@@ -61,7 +66,8 @@ def test_the_noise_is_sigma_times_clip_over_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")
 def test_it_is_what_opacus_makes_of_its_own_hooks() -> None:
-    """The same seed draws the same noise, so the whole private gradient must agree, not only its distribution."""
+    """The same seed draws the same noise, so the whole private gradient must agree, not only its
+    distribution."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -70,7 +76,10 @@ def test_it_is_what_opacus_makes_of_its_own_hooks() -> None:
     sent = capture(net, pictures(4), LABELS, defenses=DPSGD(0.7, clip=0.3)).gradients
     reference = GradSampleModule(small_net(batch_norm=False).train())
     optimizer = DPOptimizer(
-        torch.optim.SGD(reference.parameters()), noise_multiplier=0.7, max_grad_norm=0.3, expected_batch_size=4
+        torch.optim.SGD(reference.parameters()),
+        noise_multiplier=0.7,
+        max_grad_norm=0.3,
+        expected_batch_size=4,
     )
     nn.functional.cross_entropy(reference(pictures(4)), LABELS).backward()
     torch.manual_seed(7)
@@ -80,7 +89,9 @@ def test_it_is_what_opacus_makes_of_its_own_hooks() -> None:
 
 
 def test_batch_norm_is_refused_with_a_way_out(net: nn.Sequential) -> None:
-    with pytest.raises(UnsumError, match=r"'1', a BatchNorm2d .*replace_batch_norm\(model\), or use eval mode"):
+    with pytest.raises(
+        UnsumError, match=r"'1', a BatchNorm2d .*replace_batch_norm\(model\), or use eval mode"
+    ):
         capture(net, pictures(4), LABELS, defenses=DPSGD(1))
     fixed = replace_batch_norm(net)
     assert isinstance(fixed[1], nn.GroupNorm)  # type: ignore[index]
@@ -88,7 +99,9 @@ def test_batch_norm_is_refused_with_a_way_out(net: nn.Sequential) -> None:
     sent = capture(fixed, pictures(4), LABELS, defenses=DPSGD(0, clip=1e3))
     clean = capture(fixed, pictures(4), LABELS)
     assert sent.gradients.keys() == clean.gradients.keys()
-    torch.testing.assert_close(sent.gradients["1.weight"], clean.gradients["1.weight"], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        sent.gradients["1.weight"], clean.gradients["1.weight"], atol=1e-6, rtol=1e-4
+    )
 
 
 def test_eval_mode_batch_norm_is_an_affine_map_per_sample(net: nn.Sequential) -> None:
@@ -101,12 +114,17 @@ def test_eval_mode_batch_norm_is_an_affine_map_per_sample(net: nn.Sequential) ->
 def test_frozen_layers_are_neither_clipped_nor_sent() -> None:
     net = small_net(batch_norm=False)
     net[0].requires_grad_(False)
-    assert list(capture(net, pictures(4), LABELS, defenses=DPSGD(1)).gradients) == ["5.weight", "5.bias"]
+    assert list(capture(net, pictures(4), LABELS, defenses=DPSGD(1)).gradients) == [
+        "5.weight",
+        "5.bias",
+    ]
 
 
-@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # Opacus' own, at a sampling rate of 1
+# Opacus' own, at a sampling rate of 1
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 def test_epsilon_of_the_plain_gaussian_mechanism() -> None:
-    """Without subsampling Rényi accounting has a closed form, and the exact ε solves the Gaussian's own δ(ε)."""
+    """Without subsampling Rényi accounting has a closed form, and the exact ε solves the Gaussian's
+    own δ(ε)."""
     sigma, steps, delta = 2.0, 10, 1e-5
 
     def converted(order: float) -> float:
@@ -161,7 +179,11 @@ def test_bad_strengths_are_refused() -> None:
         DPSGD(1, clip=0)
 
 
-def test_a_missing_opacus_is_one_sentence(net: nn.Sequential, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_opacus_is_one_sentence(
+    net: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)  # what `import` then raises is an ImportError
-    with pytest.raises(UnsumError, match=r"needs Opacus; install it with: pip install 'unsum\[dp\]'"):
+    with pytest.raises(
+        UnsumError, match=r"needs Opacus; install it with: pip install 'unsum\[dp\]'"
+    ):
         capture(net, pictures(4), LABELS, defenses=DPSGD(1))

@@ -7,17 +7,34 @@ import math
 import pytest
 import torch
 
-from unsum import QSGD, BFloat16, ClipLayers, Float16, Laplace, Prune, PruneGlobal, Quantize, Sign, Update
+from unsum import (
+    QSGD,
+    BFloat16,
+    ClipLayers,
+    Float16,
+    Laplace,
+    Prune,
+    PruneGlobal,
+    Quantize,
+    Sign,
+    Update,
+)
 from unsum.defend import Defense, parse_defense
 
 
 def random_update(seed: int = 0) -> Update:
     generator = torch.Generator().manual_seed(seed)
-    return Update({"w": torch.randn(30, 20, generator=generator), "b": 0.01 * torch.randn(30, generator=generator)})
+    return Update(
+        {
+            "w": torch.randn(30, 20, generator=generator),
+            "b": 0.01 * torch.randn(30, generator=generator),
+        }
+    )
 
 
 def test_laplace_noise_has_its_moments() -> None:
-    """Mean magnitude b, standard deviation √2·b, kurtosis 6: Gaussian noise of the same deviation has 3."""
+    """Mean magnitude b, standard deviation √2·b, kurtosis 6: Gaussian noise of the same deviation
+    has 3."""
     torch.manual_seed(0)
     noise = Laplace(0.25)(Update({"w": torch.full((500, 1000), 3.0)})).gradients["w"] - 3
     assert float(noise.abs().mean()) == pytest.approx(0.25, rel=0.01)
@@ -27,7 +44,9 @@ def test_laplace_noise_has_its_moments() -> None:
 
 
 def test_every_tensor_is_clipped_by_itself() -> None:
-    clean = Update({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.1]), "zero": torch.zeros(2)})
+    clean = Update(
+        {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.1]), "zero": torch.zeros(2)}
+    )
     clipped = ClipLayers(1)(clean).gradients
     torch.testing.assert_close(clipped["a"], torch.tensor([0.6, 0.8]))
     assert torch.equal(clipped["b"], clean.gradients["b"])
@@ -42,7 +61,9 @@ def test_the_largest_entry_is_always_sent(pruning: type[Prune | PruneGlobal]) ->
 
 
 def test_global_pruning_compares_over_all_tensors() -> None:
-    clean = Update({"large": torch.tensor([[1.0, -5.0], [2.0, 3.0]]), "small": torch.arange(1.0, 7.0) / 100})
+    clean = Update(
+        {"large": torch.tensor([[1.0, -5.0], [2.0, 3.0]]), "small": torch.arange(1.0, 7.0) / 100}
+    )
     pruned = PruneGlobal(0.7)(clean).gradients
     assert pruned["large"].tolist() == [[0, -5], [2, 3]]
     assert pruned["small"].tolist() == [0] * 6
@@ -59,7 +80,8 @@ def test_qsgd_is_unbiased() -> None:
     torch.manual_seed(0)
     value = torch.tensor([3.0, -1.0, 0.5, 0.0, -2.0])
     draws = torch.stack([QSGD(2)(Update({"w": value})).gradients["w"] for _ in range(4000)])
-    # One draw deviates by at most half a spacing, ‖v‖/4 = 0.94: the mean of 4000 by 0.015, and 4.5 times that is far out.
+    # One draw deviates by at most half a spacing, ‖v‖/4 = 0.94: the mean of 4000 by 0.015, and 4.5
+    # times that is far out.
     torch.testing.assert_close(draws.mean(0), value, atol=0.07, rtol=0)
     assert draws.std(0)[0] > 0.1
     assert torch.equal(draws[:, 3], torch.zeros(4000))
@@ -73,7 +95,8 @@ def test_qsgd_sends_whole_multiples_of_norm_over_levels(levels: int) -> None:
     steps = sent["w"] / clean.gradients["w"].norm() * levels
     torch.testing.assert_close(steps, steps.round(), atol=1e-5, rtol=0)
     exact = clean.gradients["w"] / clean.gradients["w"].norm() * levels
-    assert float((steps - exact).abs().max()) < 1 + 1e-5  # a neighboring level, never one further off
+    # a neighboring level, never one further off
+    assert float((steps - exact).abs().max()) < 1 + 1e-5
     assert torch.equal(sent["zero"], torch.zeros(3))
 
 
@@ -81,7 +104,10 @@ def test_signs() -> None:
     clean = Update({"w": torch.tensor([-3.0, 0.0, 0.5, 0.5])})
     assert Sign()(clean).gradients["w"].tolist() == [-1, 0, 1, 1]
     assert Sign(scaled=True)(clean).gradients["w"].tolist() == [-1, 0, 1, 1]  # mean magnitude 1
-    assert Sign(scaled=True)(Update({"w": torch.tensor([-3.0, 1.0])})).gradients["w"].tolist() == [-2, 2]
+    assert Sign(scaled=True)(Update({"w": torch.tensor([-3.0, 1.0])})).gradients["w"].tolist() == [
+        -2,
+        2,
+    ]
     assert repr(Sign(scaled=True)) == "Sign(scaled=True)"
 
 
@@ -91,7 +117,9 @@ def test_quantization_has_its_levels_and_error_bound(bits: int) -> None:
     sent = Quantize(bits)(clean).gradients
     for name, value in clean.gradients.items():
         spacing = float(value.max() - value.min()) / (2**bits - 1)
-        assert float((sent[name] - value).abs().max()) <= spacing / 2 + 1e-7 * float(value.abs().max())
+        assert float((sent[name] - value).abs().max()) <= spacing / 2 + 1e-7 * float(
+            value.abs().max()
+        )
         assert sent[name].unique().numel() <= 2**bits
         assert float(sent[name].max()) == pytest.approx(float(value.max()))
         assert float(sent[name].min()) == pytest.approx(float(value.min()))
@@ -107,10 +135,14 @@ def test_half_precision_round_trip() -> None:
     assert brain[:3].tolist() == [1, 1, 1]
     torch.testing.assert_close(brain[3:], clean.gradients["w"][3:], rtol=2**-8, atol=0)
     random = random_update().gradients["w"]
-    torch.testing.assert_close(Float16()(Update({"w": random})).gradients["w"], random, rtol=2**-11, atol=2**-24)
+    torch.testing.assert_close(
+        Float16()(Update({"w": random})).gradients["w"], random, rtol=2**-11, atol=2**-24
+    )
 
 
-@pytest.mark.parametrize("text", ["laplace:0.1", "clip-layers:1", "prune-global:0.5", "qsgd:4", "sign", "quantize:8"])
+@pytest.mark.parametrize(
+    "text", ["laplace:0.1", "clip-layers:1", "prune-global:0.5", "qsgd:4", "sign", "quantize:8"]
+)
 def test_the_clients_own_update_is_left_alone(text: str) -> None:
     clean = random_update()
     changed = parse_defense(text)(clean)
@@ -125,7 +157,16 @@ def test_order_matters_and_shows() -> None:
     assert (repr(first), repr(second)) == ("Sign() | Clip(1)", "Clip(1) | Sign()")
     torch.testing.assert_close(first(clean).gradients["w"], torch.full((2,), math.sqrt(0.5)))
     assert second(clean).gradients["w"].tolist() == [1, 1]
-    names: list[Defense] = [Laplace(0.1), ClipLayers(2), PruneGlobal(0.9), QSGD(4), Quantize(8), Float16(), BFloat16()]
+    names: list[Defense] = [
+        Laplace(0.1),
+        ClipLayers(2),
+        PruneGlobal(0.9),
+        QSGD(4),
+        Quantize(8),
+        Float16(),
+        BFloat16(),
+    ]
     assert [repr(d) for d in names] == [
-        "Laplace(0.1)", "ClipLayers(2)", "PruneGlobal(0.9)", "QSGD(4)", "Quantize(8)", "Float16()", "BFloat16()",
+        "Laplace(0.1)", "ClipLayers(2)", "PruneGlobal(0.9)", "QSGD(4)", "Quantize(8)", "Float16()",
+        "BFloat16()",
     ]  # fmt: skip

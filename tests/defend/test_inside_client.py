@@ -49,13 +49,19 @@ def test_mixup_trains_on_blends_of_the_batch(net: nn.Sequential) -> None:
     partner = torch.randperm(3)
     assert 0.05 < weight < 0.95  # a seed that blends
     assert partner.tolist() != [0, 1, 2]
-    assert_same(defended, capture(net, *mixup(pictures(3), LABELS, 40, weight=weight, partner=partner)))
+    assert_same(
+        defended, capture(net, *mixup(pictures(3), LABELS, 40, weight=weight, partner=partner))
+    )
 
 
 def test_large_alpha_mixes_halves(net: nn.Sequential) -> None:
-    """Beta(α, α) concentrates at 1/2: with another partner than itself, a sample becomes the mean of the two."""
+    """Beta(α, α) concentrates at 1/2: with another partner than itself, a sample becomes the mean
+    of the two."""
     torch.manual_seed(0)
-    steps = [Mixup(1e8).before(first_step(net, pictures(2), torch.tensor([1, 2]), True)) for _ in range(8)]
+    steps = [
+        Mixup(1e8).before(first_step(net, pictures(2), torch.tensor([1, 2]), True))
+        for _ in range(8)
+    ]
     mixed = [step for step in steps if float(step.targets[0, 2]) > 0]
     assert mixed  # half of all permutations of two
     torch.testing.assert_close(mixed[0].targets[:, 1:3], torch.full((2, 2), 0.5), atol=1e-3, rtol=0)
@@ -79,7 +85,9 @@ def test_soteria_zeroes_the_lowest_scored_columns(net: nn.Sequential, train: boo
     lowest = scores.argsort()[: int(zeroed.sum())]
     assert int(zeroed.sum()) == 51  # positions below 0.4 · 127 = 50.8 of the sorted scores
     assert set(lowest.tolist()) == set(zeroed.nonzero().flatten().tolist())
-    assert torch.equal(sent.gradients["5.weight"][:, ~zeroed], clean.gradients["5.weight"][:, ~zeroed])
+    assert torch.equal(
+        sent.gradients["5.weight"][:, ~zeroed], clean.gradients["5.weight"][:, ~zeroed]
+    )
     assert torch.equal(sent.gradients["5.bias"], clean.gradients["5.bias"])
     assert torch.equal(sent.gradients["0.weight"], clean.gradients["0.weight"])
 
@@ -91,7 +99,9 @@ def test_soteria_on_one_linear_layer_in_closed_form() -> None:
     scores = feature_scores(first_step(model, images, torch.tensor([0, 1, 2, 0]), True))
     torch.testing.assert_close(scores, (1 / (images.double() + 0.1)).sum(0))
     sent = capture(model, images, torch.tensor([0, 1, 2, 0]), defenses=Soteria(0.3))
-    assert (sent.gradients["weight"] == 0).all(0).nonzero().flatten().tolist() == sorted(scores.argsort()[:2].tolist())
+    assert (sent.gradients["weight"] == 0).all(0).nonzero().flatten().tolist() == sorted(
+        scores.argsort()[:2].tolist()
+    )
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -103,11 +113,13 @@ def test_soterias_estimate_is_near_the_exact_score(
     monkeypatch.setattr("unsum.defend.soteria._EXACT_UP_TO", 100)  # the net has 128
     torch.manual_seed(0)
     estimate = feature_scores(step, probes=200)
-    assert torch.equal(estimate == 0, exact == 0)  # features that ReLU has switched off for the whole batch
+    # features that ReLU has switched off for the whole batch
+    assert torch.equal(estimate == 0, exact == 0)
     ratio = (estimate / exact)[exact > 0]
     assert len(ratio) > 100
     assert not torch.equal(ratio, torch.ones_like(ratio))
-    # Each norm to 1/√400 = 5 %, the sum of three samples somewhat better; 128 features reach out to three deviations.
+    # Each norm to 1/√400 = 5 %, the sum of three samples somewhat better; 128 features reach out to
+    # three deviations.
     assert float(ratio.std()) < 0.06
     assert float((ratio - 1).abs().max()) < 0.2
     assert torch.equal(feature_scores(step, probes=0), exact)
@@ -128,7 +140,10 @@ def test_dropped_tensors_are_not_sent(net: nn.Sequential) -> None:
     assert set(clean.gradients) - set(without_bias.gradients) == {"5.bias"}
     assert set(clean.gradients) - set(without_head.gradients) == {"5.bias", "5.weight"}
     assert torch.equal(without_bias.gradients["5.weight"], clean.gradients["5.weight"])
-    assert "5.weight" in capture(small_net(bias=False), pictures(3), LABELS, defenses=DropBias()).gradients
+    assert (
+        "5.weight"
+        in capture(small_net(bias=False), pictures(3), LABELS, defenses=DropBias()).gradients
+    )
     with pytest.raises(UnsumError, match="leaves nothing to send"):
         capture(nn.Linear(4, 3), torch.rand(2, 4), torch.tensor([0, 1]), defenses=DropHead())
     with pytest.raises(UnsumError, match="not in the update; leave it out"):
@@ -139,12 +154,16 @@ def test_any_mix_is_taken_in_order(net: nn.Sequential) -> None:
     def double(update: Update) -> Update:
         return update.map(lambda _name, g: 2 * g)
 
-    sent = capture(net, pictures(3), LABELS, defenses=[SmoothLabels(0.2) | DropBias(), double, Clip(0.5)])
+    sent = capture(
+        net, pictures(3), LABELS, defenses=[SmoothLabels(0.2) | DropBias(), double, Clip(0.5)]
+    )
     assert "5.bias" not in sent.gradients
     total = torch.stack([g.norm() for g in sent.gradients.values()]).norm()
     assert float(total) == pytest.approx(0.5, rel=1e-4)
     late = capture(net, pictures(3), LABELS, defenses=[Clip(0.5), double])
-    assert float(torch.stack([g.norm() for g in late.gradients.values()]).norm()) == pytest.approx(1, rel=1e-4)
+    assert float(torch.stack([g.norm() for g in late.gradients.values()]).norm()) == pytest.approx(
+        1, rel=1e-4
+    )
 
 
 def test_soteria_sees_the_mixed_images(net: nn.Sequential) -> None:
@@ -158,8 +177,17 @@ def test_soteria_sees_the_mixed_images(net: nn.Sequential) -> None:
 @pytest.mark.parametrize(
     ("defenses", "sentence"),
     [
-        (Clip(1) | Mixup(1), r"Mixup\(1\) changes the batch and cannot come after Clip\(1\), which changes the update"),
-        ([DPSGD(1), SmoothLabels(0.1)], r"changes the batch and cannot come after DPSGD\(1, clip=1\)"),
+        (
+            Clip(1) | Mixup(1),
+            (
+                r"Mixup\(1\) changes the batch and cannot come after Clip\(1\), which changes the "
+                r"update"
+            ),
+        ),
+        (
+            [DPSGD(1), SmoothLabels(0.1)],
+            r"changes the batch and cannot come after DPSGD\(1, clip=1\)",
+        ),
         (Noise(1) | DPSGD(1), "changes the gradient and cannot come after"),
         (DPSGD(1) | DPSGD(2), "choose one of them"),
     ],
@@ -169,15 +197,22 @@ def test_impossible_orders_are_refused(net: nn.Sequential, defenses: object, sen
         capture(net, pictures(3), LABELS, defenses=defenses)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("defense", [Soteria(0.1), Mixup(1), SmoothLabels(0.1), DropBias(), DPSGD(1)])
+@pytest.mark.parametrize(
+    "defense", [Soteria(0.1), Mixup(1), SmoothLabels(0.1), DropBias(), DPSGD(1)]
+)
 def test_an_update_alone_is_not_enough(defense: ClientDefense) -> None:
     with pytest.raises(UnsumError, match="works inside the client"):
         defense(Update({"w": torch.ones(2)}))
 
 
 def test_chains_show_their_order() -> None:
-    chain = SmoothLabels(0.1) | Mixup(0.4) | DPSGD(1.1, clip=2) | Soteria(0.2) | DropBias() | DropHead()
-    assert repr(chain) == "SmoothLabels(0.1) | Mixup(0.4) | DPSGD(1.1, clip=2) | Soteria(0.2) | DropBias() | DropHead()"
+    chain = (
+        SmoothLabels(0.1) | Mixup(0.4) | DPSGD(1.1, clip=2) | Soteria(0.2) | DropBias() | DropHead()
+    )
+    assert repr(chain) == (
+        "SmoothLabels(0.1) | Mixup(0.4) | DPSGD(1.1, clip=2) | Soteria(0.2) | DropBias() | "
+        "DropHead()"
+    )
 
 
 def test_soteria_needs_inputs_with_slopes() -> None:
@@ -189,5 +224,7 @@ def test_soteria_needs_inputs_with_slopes() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.values(x[:, 0].long()))
 
-    with pytest.raises(UnsumError, match="codes that an embedding looks up have none; take another defense"):
+    with pytest.raises(
+        UnsumError, match="codes that an embedding looks up have none; take another defense"
+    ):
         capture(Codes(), torch.tensor([[3.0], [5.0]]), torch.tensor([0, 1]), defenses=Soteria(0.5))

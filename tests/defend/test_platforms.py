@@ -1,4 +1,5 @@
-"""The filters that platforms ship, value by value; tests/integrations holds them against the platforms' own code."""
+"""The filters that platforms ship, value by value; tests/integrations holds them against the
+platforms' own code."""
 
 from __future__ import annotations
 
@@ -22,14 +23,19 @@ from unsum.defend import (
 
 def update(entries: int = 4000, seed: int = 0, size: float = 1e-3) -> Update:
     generator = torch.Generator().manual_seed(seed)
-    parts = torch.randn(entries, generator=generator).mul(size).split([entries // 4, entries - entries // 4])
+    parts = (
+        torch.randn(entries, generator=generator)
+        .mul(size)
+        .split([entries // 4, entries - entries // 4])
+    )
     return Update({"b": parts[0], "a": parts[1].view(-1, 4), "scalar": torch.tensor(0.7)})
 
 
 def test_fixed_clipping_takes_nothing_but_the_length() -> None:
     large = Update({"a": torch.tensor([30.0, 0.0]), "b": torch.tensor([40.0])})
     assert FlowerFixedClipping()(large).gradients["b"].tolist() == [8.0]
-    assert torch.equal(FlowerFixedClipping()(update()).gradients["a"], update().gradients["a"])  # of norm 0.7
+    # of norm 0.7
+    assert torch.equal(FlowerFixedClipping()(update()).gradients["a"], update().gradients["a"])
     assert FlowerAdaptiveClipping()(large).gradients["a"].tolist() == pytest.approx([0.06, 0.0])
     assert repr(FlowerAdaptiveClipping()) == "FlowerAdaptiveClipping(clipping_norm=0.1)"
 
@@ -44,7 +50,13 @@ def test_local_dp_clips_and_adds_noise_of_its_formula() -> None:
 
 
 def test_the_percentile_is_over_all_tensors_and_scalars_pass() -> None:
-    clean = Update({"a": torch.arange(1.0, 10.0) / 1000, "b": torch.tensor([0.5, -0.5]), "scalar": torch.tensor(0.7)})
+    clean = Update(
+        {
+            "a": torch.arange(1.0, 10.0) / 1000,
+            "b": torch.tensor([0.5, -0.5]),
+            "scalar": torch.tensor(0.7),
+        }
+    )
     found = NvflarePercentile(percentile=50)(clean).gradients
     # Of 12 sizes the median lies between 0.006 and 0.007.
     assert found["a"].tolist() == pytest.approx([0, 0, 0, 0, 0, 0, 0.007, 0.008, 0.009])

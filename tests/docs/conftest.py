@@ -14,7 +14,8 @@ from support.newcomer import Newcomer
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     if shutil.which("uv") is None:
         advice = (
-            "No uv on the PATH; install it (pip install uv) to run the documentation's commands as a new user would."
+            "No uv on the PATH; install it (pip install uv) to run the documentation's commands as "
+            "a new user would."
         )
         if os.environ.get("UNSUM_REQUIRE_UV") == "1":
             pytest.fail(advice)

@@ -1,4 +1,5 @@
-"""Every public function and class shows itself at work in its docstring; pytest runs the examples (`--doctest-modules`)."""
+"""Every public function and class shows itself at work in its docstring; pytest runs the examples
+(`--doctest-modules`)."""
 
 from __future__ import annotations
 
@@ -20,5 +21,9 @@ def test_the_public_names_were_found() -> None:
 def test_the_docstring_has_an_example_with_a_result(name: str) -> None:
     text = inspect.getdoc(getattr(unsum, name)) or ""
     examples = doctest.DocTestParser().get_examples(text)
-    assert any(example.want for example in examples), f"add an Examples section to the docstring of unsum.{name}"
-    assert not any(doctest.SKIP in example.options for example in examples), "an example that is skipped shows nothing"
+    assert any(example.want for example in examples), (
+        f"add an Examples section to the docstring of unsum.{name}"
+    )
+    assert not any(doctest.SKIP in example.options for example in examples), (
+        "an example that is skipped shows nothing"
+    )

@@ -1,4 +1,5 @@
-"""The Python code on every page of the documentation runs from top to bottom, and its own assertions hold."""
+"""The Python code on every page of the documentation runs from top to bottom, and its own
+assertions hold."""
 
 from __future__ import annotations
 
@@ -28,11 +29,14 @@ TUTORIALS = sorted(page for page in PROGRAMS if page.startswith("docs/tutorials/
 
 
 @pytest.mark.parametrize("page", [*sorted(PROGRAMS.keys() - set(TUTORIALS)), *long(*TUTORIALS)])
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if page in TUTORIALS and os.environ.get("UNSUM_SITE_BUILT") == "1":
         pytest.skip("the site was built just before, and ran it")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SEPARATORS, "_entries", dict(SEPARATORS._entries))  # what a page registers ends with it
+    # what a page registers ends with it
+    monkeypatch.setattr(SEPARATORS, "_entries", dict(SEPARATORS._entries))
     names: dict[str, object] = {"__name__": "page"}
     for block in PROGRAMS[page]:
         exec(compile(block, page, "exec"), names)  # our own text

@@ -1,4 +1,5 @@
-"""What the site takes from the code is complete, its figures stand alone, and its pages point at each other."""
+"""What the site takes from the code is complete, its figures stand alone, and its pages point at
+each other."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def test_the_command_reference_has_every_command_and_option(hooks: ModuleType) -
 
 
 FAMILIES = {
-    "attacks": SEPARATORS, "gradient matching": MATCHERS, "label rules": LABEL_RULES, "peelers": PEELERS,
-    "inverters": INVERTERS, "servers": SERVERS, "defenses": DEFENSES,
+    "attacks": SEPARATORS, "gradient matching": MATCHERS, "label rules": LABEL_RULES,
+    "peelers": PEELERS, "inverters": INVERTERS, "servers": SERVERS, "defenses": DEFENSES,
 }  # fmt: skip
 
 
@@ -78,7 +79,11 @@ def test_pages_that_the_nav_does_not_name_join_it_but_for_tables(hooks: ModuleTy
             return [Page("index.md"), Page("results/tables/new.md"), Page("ci.md")]
 
     class Config:
-        nav: ClassVar[list[Any]] = [{"Home": "index.md"}, {"Results": ["results/index.md"]}, {"Reference": []}]
+        nav: ClassVar[list[Any]] = [
+            {"Home": "index.md"},
+            {"Results": ["results/index.md"]},
+            {"Reference": []},
+        ]
 
     hooks.on_files(Files(), Config)
     assert Config.nav == [
@@ -91,17 +96,26 @@ def test_pages_that_the_nav_does_not_name_join_it_but_for_tables(hooks: ModuleTy
 
 def test_every_table_is_linked_from_a_page_of_the_results() -> None:
     read = "".join(path.read_text("utf-8") for path in (DOCS / "results").glob("*.md"))
-    unread = [path.name for path in (DOCS / "results/tables").glob("*.md") if f"tables/{path.name}" not in read]
+    unread = [
+        path.name
+        for path in (DOCS / "results/tables").glob("*.md")
+        if f"tables/{path.name}" not in read
+    ]
     assert unread == []
 
 
 def test_the_api_reference_names_the_whole_public_api() -> None:
-    """By full path where a module has the name of its function: `unsum.separate` alone would describe the package."""
-    described = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference/api.md").read_text("utf-8"), re.MULTILINE)
+    """By full path where a module has the name of its function: `unsum.separate` alone would
+    describe the package."""
+    described = re.findall(
+        r"^::: ([\w.]+)$", (DOCS / "reference/api.md").read_text("utf-8"), re.MULTILINE
+    )
     for path in described:
         owner, _, name = path.rpartition(".")
         if owner in ("unsum.integrations.flower", "unsum.integrations.nvflare"):
-            continue  # their frameworks are not installed here; tests/integrations imports these names where they are
+            # their frameworks are not installed here; tests/integrations imports these names where
+            # they are
+            continue
         assert not isinstance(getattr(importlib.import_module(owner), name), ModuleType), path
     named = {path.rpartition(".")[2] for path in described}
     assert named >= set(unsum.__all__) - {"__version__"}
@@ -109,7 +123,11 @@ def test_the_api_reference_names_the_whole_public_api() -> None:
 
 def test_figures_are_small_follow_the_scheme_and_ask_for_nothing() -> None:
     figures = sorted((DOCS / "figures").glob("*.svg"))
-    used = {name for path in pages.PAGES for name in re.findall(r"figures/([\w-]+\.svg)\)", path.read_text("utf-8"))}
+    used = {
+        name
+        for path in pages.PAGES
+        for name in re.findall(r"figures/([\w-]+\.svg)\)", path.read_text("utf-8"))
+    }
     assert used == {figure.name for figure in figures}
     for figure in figures:
         text = figure.read_text("utf-8")
@@ -129,7 +147,13 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_map_names_every_folder_and_module() -> None:
-    rows = re.findall(r"^\| (`.+?) \|", (pages.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.+?) \|", (pages.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
+    )
     named = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
-    here = (path for path in (pages.ROOT / "src" / "unsum").iterdir() if not path.name.startswith(("__", "py.typed")))
+    here = (
+        path
+        for path in (pages.ROOT / "src" / "unsum").iterdir()
+        if not path.name.startswith(("__", "py.typed"))
+    )
     assert sorted(named) == sorted(f"{path.name}/" if path.is_dir() else path.name for path in here)

@@ -56,15 +56,28 @@ def test_the_default_has_an_inverse_and_a_map() -> None:
 
 
 def test_a_model_without_a_head_ends_the_examination() -> None:
-    findings = unsum.doctor(nn.Sequential(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-    assert marks(findings) == {"loading": "ok", "imprint": "ok", "traps": "ok", "head": "will not work"}
+    findings = unsum.doctor(
+        nn.Sequential(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    )
+    assert marks(findings) == {
+        "loading": "ok",
+        "imprint": "ok",
+        "traps": "ok",
+        "head": "will not work",
+    }
     assert "has no linear head" in sentence(findings, "head")
 
 
 def test_what_the_network_itself_tells() -> None:
     net = small_net(bias=False)
     net = sized(
-        nn.Sequential(*net[:3], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.4), nn.Linear(32, 9, bias=False))
+        nn.Sequential(
+            *net[:3],
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(0.4),
+            nn.Linear(32, 9, bias=False),
+        )
     )
     found = marks(unsum.doctor(net))
     for check in ("bias", "features", "BatchNorm", "dropout"):
@@ -109,7 +122,8 @@ def test_an_honest_update_passes() -> None:
     findings = unsum.doctor(net, update=sent(net))
     found = marks(findings)
     assert all(
-        found[check] == "ok" for check in ("names", "head's gradient", "quantization", "transport", "scale", "rank")
+        found[check] == "ok"
+        for check in ("names", "head's gradient", "quantization", "transport", "scale", "rank")
     )
     assert "a sum over 5 samples" in sentence(findings, "rank")
 
@@ -174,7 +188,8 @@ def test_memory_is_compared_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -
     net = sized(small_net())
     assert marks(unsum.doctor(net))["memory"] == "ok"
     weights = sum(4 * one.numel() for one in net.parameters())
-    assert 1000 < network.needed_bytes(10, 10) < 20 * weights  # the layers below the head take more than the head
+    # the layers below the head take more than the head
+    assert 1000 < network.needed_bytes(10, 10) < 20 * weights
     monkeypatch.setattr(network, "free_bytes", lambda _device: 20 * weights)
     assert marks(unsum.doctor(net))["memory"] == "warning"
 
@@ -187,7 +202,9 @@ def test_an_exported_model_keeps_the_mode_it_was_exported_in(tmp_path: Path, mod
     torch.export.save(program, tmp_path / "net.pt2")
     findings = unsum.doctor(str(tmp_path / "net.pt2"), classes=40)
     assert marks(findings)["BatchNorm"] == ("ok" if mode else "warning")
-    assert f"{'train' if mode else 'eval'} mode, whatever is asked for" in sentence(findings, "BatchNorm")
+    assert f"{'train' if mode else 'eval'} mode, whatever is asked for" in sentence(
+        findings, "BatchNorm"
+    )
 
 
 def test_depth_counts_places_against_channels() -> None:
@@ -204,7 +221,10 @@ def test_depth_counts_places_against_channels() -> None:
 
 
 def test_tokens_are_counted_against_channels() -> None:
-    said = {B: next(f for f in unsum.doctor(torchvision_vit(), batch=B) if f.check == "tokens") for B in (1, 2, 4, 6)}
+    said = {
+        B: next(f for f in unsum.doctor(torchvision_vit(), batch=B) if f.check == "tokens")
+        for B in (1, 2, 4, 6)
+    }
     assert "One picture of 16 patches in 96 channels" in said[1].sentence
     assert said[1].mark == "warning"
     assert "2 pictures have 34 tokens" in said[2].sentence
@@ -248,4 +268,6 @@ def test_sequences_are_no_pictures() -> None:
     assert "3 different samples." in said
     report = unsum.audit(Sequences(), (torch.randn(3, 20, 6), torch.tensor([1, 2, 3])))
     assert not any("train-inverse" in note for note in report.leak.notes)
-    assert {"PSNR", "SSIM", "LPIPS"}.isdisjoint(word for word, _ in glossary(pictures=pictured(report)))
+    assert {"PSNR", "SSIM", "LPIPS"}.isdisjoint(
+        word for word, _ in glossary(pictures=pictured(report))
+    )

@@ -67,7 +67,9 @@ def all_at_once(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("disguise", [None, scaled, permuted, negated, noisy, all_at_once])
-def test_prepared_models_are_recognized_in_disguise(server: str, disguise: Callable[[nn.Module], None] | None) -> None:
+def test_prepared_models_are_recognized_in_disguise(
+    server: str, disguise: Callable[[nn.Module], None] | None
+) -> None:
     torch.manual_seed(0)
     model = prepared(server)
     if disguise is not None:
@@ -107,7 +109,10 @@ def test_an_identity_in_front_and_a_layer_among_honest_rows() -> None:
 )
 def test_honest_networks_raise_no_alarm(name: str) -> None:
     torch.manual_seed(1)
-    assert [f.mark for f in tampering(torchvision.models.get_model(name, weights=None))] == ["ok", "ok"]
+    assert [f.mark for f in tampering(torchvision.models.get_model(name, weights=None))] == [
+        "ok",
+        "ok",
+    ]
 
 
 @pytest.mark.parametrize("name", ["default", "mlp", "timm:test_vit", "timm:test_convnext"])
@@ -147,11 +152,21 @@ def test_the_doctor_tells_a_client(tmp_path: Path) -> None:
     findings = {f.check: f for f in unsum.doctor(model)}
     assert findings["imprint"].mark == "tampered"
     assert "128 different thresholds" in findings["imprint"].sentence
-    save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, tmp_path / "sent.safetensors")
+    save_file(
+        {n: p.detach().contiguous() for n, p in model.named_parameters()},
+        tmp_path / "sent.safetensors",
+    )
     runner = CliRunner()
     told = runner.invoke(app, ["doctor", "--model", str(tmp_path / "sent.safetensors")])
     assert told.exit_code == 1
     assert "looks tampered with" in told.output
-    save_file({n: p.detach() for n, p in small_net().named_parameters()}, tmp_path / "honest.safetensors")
-    assert runner.invoke(app, ["doctor", "--model", str(tmp_path / "honest.safetensors")]).exit_code == 0
-    assert runner.invoke(app, ["doctor", "--model", str(tmp_path / "none.safetensors")]).exit_code == 2
+    save_file(
+        {n: p.detach() for n, p in small_net().named_parameters()}, tmp_path / "honest.safetensors"
+    )
+    assert (
+        runner.invoke(app, ["doctor", "--model", str(tmp_path / "honest.safetensors")]).exit_code
+        == 0
+    )
+    assert (
+        runner.invoke(app, ["doctor", "--model", str(tmp_path / "none.safetensors")]).exit_code == 2
+    )

@@ -20,7 +20,10 @@ def browser() -> Iterator[Browser]:
     names = ("chromium", "chromium-browser", "google-chrome")
     executable = next(filter(None, map(shutil.which, names)), None)
     if executable is None:
-        advice = "No Chromium on the PATH; install it (Debian, Ubuntu: apt install chromium) to test the report in a browser."
+        advice = (
+            "No Chromium on the PATH; install it (Debian, Ubuntu: apt install chromium) to test "
+            "the report in a browser."
+        )
         if os.environ.get("UNSUM_REQUIRE_BROWSER") == "1":
             pytest.fail(advice)
         pytest.skip(advice)
@@ -47,7 +50,9 @@ def heard(page: Page) -> Heard:
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
     with bind("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(create_app(), log_level="warning", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(), log_level="warning", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         yield url_of(bound)

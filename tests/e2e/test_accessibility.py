@@ -30,7 +30,13 @@ def unproven() -> unsum.Audit:
 
 
 def swept() -> unsum.Sweep:
-    return unsum.sweep(over=["noise=1e-7,1e-1", "drop-head"], batch=2, attack="fgla", utility=False, command="unsum …")
+    return unsum.sweep(
+        over=["noise=1e-7,1e-1", "drop-head"],
+        batch=2,
+        attack="fgla",
+        utility=False,
+        command="unsum …",
+    )
 
 
 PAGES: dict[str, Callable[[], unsum.Audit | unsum.Sweep]] = {
@@ -41,7 +47,9 @@ PAGES: dict[str, Callable[[], unsum.Audit | unsum.Sweep]] = {
     "protected": lambda: replace(unproven(), bound=bounded(0.19, 0.05, 0.12)),
     "no pictures": lambda: synthetic(pictures=False),
     "captured": captured,
-    "compared": lambda: unsum.audit(small_net(), (pictures(3), torch.tensor([1, 1, 5])), compare=True),
+    "compared": lambda: unsum.audit(
+        small_net(), (pictures(3), torch.tensor([1, 1, 5])), compare=True
+    ),
     "undecided": lambda: captured(exact=False),
     "sweep": swept,
 }
@@ -54,7 +62,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def violations(page: Page) -> list[str]:
-    """What axe finds, with where it finds it; only the kinds that keep people from using the page."""
+    """What axe finds, with where it finds it; only the kinds that keep people from using the
+    page."""
     page.evaluate(AXE)
     found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(found["passes"]) > 10  # it looked
@@ -68,7 +77,9 @@ def violations(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("name", list(PAGES))
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
-def test_nothing_serious(browser: Browser, pages: dict[str, str], name: str, scheme: str, width: int) -> None:
+def test_nothing_serious(
+    browser: Browser, pages: dict[str, str], name: str, scheme: str, width: int
+) -> None:
     context = browser.new_context(
         bypass_csp=True,  # for axe itself; the policy has its own tests
         color_scheme="dark" if scheme == "dark" else "light",
@@ -87,7 +98,9 @@ def test_nothing_serious(browser: Browser, pages: dict[str, str], name: str, sch
 
 
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
-def test_nothing_serious_on_the_live_page(browser: Browser, address: str, scheme: str, width: int) -> None:
+def test_nothing_serious_on_the_live_page(
+    browser: Browser, address: str, scheme: str, width: int
+) -> None:
     context = browser.new_context(
         bypass_csp=True,
         color_scheme="dark" if scheme == "dark" else "light",
@@ -99,7 +112,8 @@ def test_nothing_serious_on_the_live_page(browser: Browser, address: str, scheme
     page.get_by_role("checkbox", name="A dahlia").check()
     page.get_by_role("checkbox", name="Chelsea the cat").check()
     page.locator("#files").set_input_files(
-        [{"name": "no photo.jpg", "mimeType": "image/jpeg", "buffer": b"none"}]  # its refusal is part of the page
+        # its refusal is part of the page
+        [{"name": "no photo.jpg", "mimeType": "image/jpeg", "buffer": b"none"}]
     )
     expect(page.locator("#upload-problem")).to_be_visible()
     found = []
@@ -109,16 +123,24 @@ def test_nothing_serious_on_the_live_page(browser: Browser, address: str, scheme
         expect(page.locator("main")).to_have_attribute("aria-busy", "false", timeout=120_000)
         expect(page.locator("#pictures figure")).to_have_count(2, timeout=60_000)
         found += violations(page)
-    controls = page.evaluate("(form => [form.scrollHeight, form.clientHeight])(document.querySelector('form'))")
+    controls = page.evaluate(
+        "(form => [form.scrollHeight, form.clientHeight])(document.querySelector('form'))"
+    )
     context.close()
     assert found == []
-    assert controls[0] <= controls[1] + 60  # the drawing in it is not cut off; the refusal above takes three lines
+    # the drawing in it is not cut off; the refusal above takes three lines
+    assert controls[0] <= controls[1] + 60
 
 
 def test_axe_would_find_something(browser: Browser) -> None:
     page = browser.new_page()
-    page.set_content("<html><body><img src='data:,'><p style='color:#ddd;background:#fff'>pale</p></body></html>")
-    assert {line.split()[1] for line in violations_of_any_page(page)} >= {"image-alt:", "color-contrast:"}
+    page.set_content(
+        "<html><body><img src='data:,'><p style='color:#ddd;background:#fff'>pale</p></body></html>"
+    )
+    assert {line.split()[1] for line in violations_of_any_page(page)} >= {
+        "image-alt:",
+        "color-contrast:",
+    }
     page.close()
 
 

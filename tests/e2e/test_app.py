@@ -29,7 +29,9 @@ def answered(page: Page) -> None:
 def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     page.goto(address)
     answered(page)
-    expect(page.locator("h1")).to_contain_text("This update gives away the features of every picture")
+    expect(page.locator("h1")).to_contain_text(
+        "This update gives away the features of every picture"
+    )
     expect(page.locator("#badge")).to_have_text("Severe leakage")
     assert page.locator("#pictures figure").count() == 8
     assert page.get_by_text("✓ correct").count() == 8
@@ -37,7 +39,9 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     expect(page.locator("#pictures .interval")).to_have_count(8)
     expect(page.locator("#ceiling")).to_have_text("100 %", timeout=PATIENCE)
     expect(page.locator("#progress-text")).to_contain_text("Ceiling 100 %.")
-    images = page.evaluate("[...document.images].map(image => [image.complete, image.naturalWidth])")
+    images = page.evaluate(
+        "[...document.images].map(image => [image.complete, image.naturalWidth])"
+    )
     assert images == [[True, 128]] * (16 + 2 * 8)
     before = page.locator("img.recovered").first.get_attribute("src")
 
@@ -58,7 +62,9 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
     good = {"name": "../me.jpg", "mimeType": "image/jpeg", "buffer": _photo()}
     page.get_by_label("What the update goes through").select_option("")
     page.locator("#files").set_input_files([bad, good])  # type: ignore[list-item]
-    expect(page.locator("#upload-problem")).to_contain_text("cannot be read as a JPEG, PNG or WebP photo")
+    expect(page.locator("#upload-problem")).to_contain_text(
+        "cannot be read as a JPEG, PNG or WebP photo"
+    )
     expect(page.get_by_role("checkbox", name="me.jpg")).to_be_checked()
     expect(page.locator("#pictures figure")).to_have_count(3, timeout=PATIENCE)
     answered(page)
@@ -68,9 +74,13 @@ def test_a_visit(page: Page, heard: Heard, address: str) -> None:
 
     assert heard.dialogs == []
     assert all(url.startswith((address, "data:")) for url in heard.requests)
-    # A browser reports the refused upload, and rounds that a newer one replaced; nothing else may complain.
+    # A browser reports the refused upload, and rounds that a newer one replaced; nothing else may
+    # complain.
     replaced = f"failed: {address}api/round"
-    refused = "error: Failed to load resource: the server responded with a status of 422 (Unprocessable Entity)"
+    refused = (
+        "error: Failed to load resource: the server responded with a status of 422 (Unprocessable "
+        "Entity)"
+    )
     assert [complaint for complaint in heard.complaints if complaint != replaced] == [refused]
 
 
@@ -86,7 +96,9 @@ def test_no_click_is_lost_while_the_page_loads(page: Page, address: str) -> None
     expect(page.locator("#progress-text")).to_have_text("Choose at least one photo.")
 
 
-def test_without_the_last_layer_nothing_is_decided_and_what_is_old_is_grey(page: Page, address: str) -> None:
+def test_without_the_last_layer_nothing_is_decided_and_what_is_old_is_grey(
+    page: Page, address: str
+) -> None:
     page.goto(address)
     page.get_by_role("button", name="None").click()
     page.get_by_role("checkbox", name="A dahlia").check()
@@ -97,7 +109,9 @@ def test_without_the_last_layer_nothing_is_decided_and_what_is_old_is_grey(page:
     expect(verdict).to_have_class("verdict open")
     expect(page.locator("h1")).to_contain_text("Not decidable: the update lacks 'head.weight'")
     expect(page.locator("#share")).to_have_text("?")
-    expect(page.locator("#share-text")).to_have_text("of the 1 private photo may leak: nobody can tell.")
+    expect(page.locator("#share-text")).to_have_text(
+        "of the 1 private photo may leak: nobody can tell."
+    )
     expect(page.locator("#caution")).to_contain_text("That is no proof of safety")
     expect(page.locator("#state")).to_have_text("not decidable")
     expect(page.locator("#found")).to_have_text("–")  # never 0 %
@@ -110,24 +124,36 @@ def test_without_the_last_layer_nothing_is_decided_and_what_is_old_is_grey(page:
 
 
 def test_the_interval_is_the_reports(page: Page, address: str) -> None:
-    """The page draws by itself what a macro of the reports draws: no report may say another thing."""
+    """The page draws by itself what a macro of the reports draws: no report may say another
+    thing."""
     page.goto(address)
-    template = environment().from_string('{% from "chart.html.j2" import interval %}{{ interval(found, ceiling) }}')
+    template = environment().from_string(
+        '{% from "chart.html.j2" import interval %}{{ interval(found, ceiling) }}'
+    )
     told = (
         "[...drawn.children].map(one => [one.tagName, ...[...one.attributes].map("
         "a => [a.name, isNaN(a.value) ? a.value : Number(a.value)])])"
     )
-    for found, ceiling in [(0.25, 0.75), (0.0, 1.0), (0.004, 0.01), (math.nan, 0.5), (0.5, math.nan)]:
+    for found, ceiling in [
+        (0.25, 0.75),
+        (0.0, 1.0),
+        (0.004, 0.01),
+        (math.nan, 0.5),
+        (0.5, math.nan),
+    ]:
         values = [None if math.isnan(value) else value for value in (found, ceiling)]
         own = page.evaluate(
-            "async values => { const { interval } = await import('/interval.js'); const drawn = interval(...values); "
-            f"return [drawn.getAttribute('aria-label'), {told}]; }}",
+            "async values => { const { interval } = await import('/interval.js'); const drawn = "
+            f"interval(...values); return [drawn.getAttribute('aria-label'), {told}]; }}",
             values,
         )
         markup = template.render(found=found, ceiling=ceiling)
         drawn = ElementTree.fromstring(markup.strip())
         assert own[0] == drawn.get("aria-label")
-        report = [[one.tag, *([name, _plain(value)] for name, value in one.attrib.items())] for one in drawn]
+        report = [
+            [one.tag, *([name, _plain(value)] for name, value in one.attrib.items())]
+            for one in drawn
+        ]
         assert [[one[0], *one[1:]] for one in own[1]] == report
 
 
@@ -139,7 +165,9 @@ def _plain(value: str) -> str | float:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])
-def test_it_fits_and_wears_the_reports_look(page: Page, heard: Heard, address: str, width: int, scheme: str) -> None:
+def test_it_fits_and_wears_the_reports_look(
+    page: Page, heard: Heard, address: str, width: int, scheme: str
+) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(address)
@@ -157,7 +185,9 @@ def test_it_fits_and_wears_the_reports_look(page: Page, heard: Heard, address: s
 @pytest.mark.long
 def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("unsum")), "app", "--no-browser", "--port", "0"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

@@ -1,4 +1,5 @@
-"""The command as a user types it. One real process; the rest in this one, to spare PyTorch's import."""
+"""The command as a user types it. One real process; the rest in this one, to spare PyTorch's
+import."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from unsum.audit.sweep import task
 
 
 @pytest.fixture
-def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def unsum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     """Run `unsum …` in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
@@ -29,7 +32,9 @@ def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.long
 def test_the_default_audit_in_a_process_of_its_own(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("unsum")), "audit", "--json", "--no-compare"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     first_sign_of_life = process.stderr.readline()
     out, err = process.communicate(timeout=300)
@@ -63,20 +68,42 @@ def test_the_table_shows_what_was_granted_and_recovered(unsum: Callable[..., Res
 
 
 def test_options_reach_the_audit(unsum: Callable[..., Result]) -> None:
-    arguments = ["--batch", "2", "--seed", "7", "--out", "elsewhere", "--eval-mode", "--attack", "fgla"]
+    arguments = [
+        "--batch",
+        "2",
+        "--seed",
+        "7",
+        "--out",
+        "elsewhere",
+        "--eval-mode",
+        "--attack",
+        "fgla",
+    ]
     defenses = ["--defense", "noise:1e-7|clip:0.5", "--defense", "prune:0.1"]
     result = json.loads(unsum("audit", "--json", *arguments, *defenses).out)
     setting = result["setting"]
     assert setting["defenses"] == "Noise(1e-07) | Clip(0.5) | Prune(0.1)"
-    assert (setting["batch_size"], setting["seed"], setting["mode"], setting["attack"]) == (2, 7, "eval", "fgla")
+    assert (setting["batch_size"], setting["seed"], setting["mode"], setting["attack"]) == (
+        2,
+        7,
+        "eval",
+        "fgla",
+    )
     assert result["report"] == "elsewhere/report.html"
     assert setting["command"].endswith("--defense 'noise:1e-7|clip:0.5' --defense prune:0.1")
 
 
 def test_a_label_rule_reaches_the_audit(unsum: Callable[..., Result]) -> None:
-    result = unsum("audit", "--batch", "4", "--attack", "fgla", "--labels", "ilrg", "--batch-size-known")
+    result = unsum(
+        "audit", "--batch", "4", "--attack", "fgla", "--labels", "ilrg", "--batch-size-known"
+    )
     assert result.code == 0
-    for part in ("fgla, labels by ilrg", "The batch size (4)", "Labels were found by the rule 'ilrg'", "4 of 4 labels"):
+    for part in (
+        "fgla, labels by ilrg",
+        "The batch size (4)",
+        "Labels were found by the rule 'ilrg'",
+        "4 of 4 labels",
+    ):
         assert part in result.out
     page = Path("unsum-report/report.html").read_text("utf-8")
     assert "labels by ilrg" in page
@@ -86,13 +113,24 @@ def test_a_label_rule_reaches_the_audit(unsum: Callable[..., Result]) -> None:
 @pytest.mark.long
 def test_a_sweep_prints_its_answer_and_writes_its_page(unsum: Callable[..., Result]) -> None:
     sweeps = ["--sweep", "noise=1e-7,1e-1", "--sweep", "sign", "--defense", "clip:0.5"]
-    result = unsum("audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps)
+    result = unsum(
+        "audit", "--attack", "fgla", "--batch", "2", "--no-utility", "--keep-under", "0.4", *sweeps
+    )
     assert result.code == 0
-    for part in ("no defense", "0.1 ← unproven", "after Clip(0.5)", "keeps the attacks tried under 40 %", "sweep.html"):
+    for part in (
+        "no defense",
+        "0.1 ← unproven",
+        "after Clip(0.5)",
+        "keeps the attacks tried under 40 %",
+        "sweep.html",
+    ):
         assert part in result.out
     assert "Clip(0.5) | Noise(0.1): attacking" in result.err
     page = Path("unsum-report/sweep.html").read_text("utf-8")
-    assert "unsum audit --attack fgla --batch 2 --no-utility --keep-under 0.4 --sweep noise=1e-7,1e-1" in page
+    assert (
+        "unsum audit --attack fgla --batch 2 --no-utility --keep-under 0.4 --sweep noise=1e-7,1e-1"
+        in page
+    )
 
 
 @pytest.mark.long
@@ -101,7 +139,10 @@ def test_a_sweep_as_json_with_accuracy_on_ones_own_pictures(
 ) -> None:
     monkeypatch.setattr(task, "RUNS", 1)  # tests/audit says how the three agree
     labels = np.arange(128) % 2
-    bright = np.random.default_rng(0).integers(0, 100, (128, 8, 8, 3)) + 150 * labels[:, None, None, None]
+    bright = (
+        np.random.default_rng(0).integers(0, 100, (128, 8, 8, 3))
+        + 150 * labels[:, None, None, None]
+    )
     np.savez("task.npz", images=bright.astype(np.uint8), labels=labels)
     options = ["--attack", "fgla", "--batch", "2", "--utility-data", "task.npz", "--json"]
     result = unsum("audit", "--sweep", "noise=1e-7,1e-1", *options)
@@ -138,7 +179,10 @@ def test_an_existing_report_is_kept_unless_forced(unsum: Callable[..., Result]) 
         (["--model", "torchvision:squeezenet1_1"], "has no linear head"),
         (["--attack", "exakt"], "did you mean 'exact'"),
         (["--labels", "ilgr"], "did you mean 'ilrg'"),
-        (["--labels", "ilrg"], "needs the batch size; give batch_size= (unsum audit: --batch-size-known)"),
+        (
+            ["--labels", "ilrg"],
+            "needs the batch size; give batch_size= (unsum audit: --batch-size-known)",
+        ),
         (["--labels", "llg+", "--batch-size-known"], "needs auxiliary data"),
         (["--defense", "nosie:1"], "did you mean 'noise'"),
         (["--defense", "noise"], "strength is missing"),
@@ -177,7 +221,17 @@ def test_list_names_every_method(unsum: Callable[..., Result]) -> None:
     plain = unsum("list")
     families = json.loads(unsum("list", "--json").out)
     names = [row["name"] for rows in families.values() for row in rows]
-    assert {"exact", "fgla", "bias-sign", "llg+", "ilrg", "learned", "noise", "clip", "prune"} <= set(names)
+    assert {
+        "exact",
+        "fgla",
+        "bias-sign",
+        "llg+",
+        "ilrg",
+        "learned",
+        "noise",
+        "clip",
+        "prune",
+    } <= set(names)
     assert all(name in plain.out for name in names)
 
 
@@ -185,20 +239,32 @@ def test_a_model_and_weights_of_ones_own(unsum: Callable[..., Result], tmp_path:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def net(num_classes):\n"
-        "    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(512, num_classes))\n"
+        "    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(512, "
+        "num_classes))\n"
         "    model.image_size = 32\n"
         "    return model\n"
     )
     weights = {"0.weight": torch.rand(8, 3, 3, 3).half(), "0.bias": torch.zeros(8).half()}
     save_file(weights, tmp_path / "trained.safetensors")
-    chosen = ["--model", "mine.py:net", "--weights", "trained.safetensors", "--batch", "3", "--json", "--no-compare"]
+    chosen = [
+        "--model",
+        "mine.py:net",
+        "--weights",
+        "trained.safetensors",
+        "--batch",
+        "3",
+        "--json",
+        "--no-compare",
+    ]
     refused = unsum("audit", *chosen)
     assert refused.code == 2
     assert "hold no head; add --fresh-head" in refused.err
     result = unsum("audit", *chosen, "--fresh-head")
     assert result.code == 0, result.err
     setting = json.loads(result.out)["setting"]
-    assert setting["model"] == "net of mine.py, weights of trained.safetensors under a fresh head, 32²"
+    assert (
+        setting["model"] == "net of mine.py, weights of trained.safetensors under a fresh head, 32²"
+    )
     refused = unsum("audit", "--model", "mlp", "--weights", "trained.safetensors", "--force")
     assert refused.code == 2
     assert "do not fit the model: it lacks 1.weight" in refused.err

@@ -1,4 +1,5 @@
-"""`unsum audit --fail-above` as a build runs it: exit codes, the last line, and the files for build servers."""
+"""`unsum audit --fail-above` as a build runs it: exit codes, the last line, and the files for build
+servers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Build:
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Build:
+def build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Build:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return Build(monkeypatch, capsys)
@@ -47,10 +50,14 @@ QUICK = ("audit", "--batch", "2", "--attack", "fgla")
 
 
 def test_a_leak_fails_the_build_and_the_last_line_says_why(build: Build) -> None:
-    result = build(*QUICK, "--fail-above", "0.2", "--junit", "ci/leaks.xml", "--sarif", "ci/leaks.sarif")
+    result = build(
+        *QUICK, "--fail-above", "0.2", "--junit", "ci/leaks.xml", "--sarif", "ci/leaks.sarif"
+    )
     assert result.code == 1
     last = result.out.strip().splitlines()[-1]
-    assert re.fullmatch(r"Gate failed: 2 of 2 samples leak more than 20 % \(most: “.+” with 100 % of .+\)\.", last)
+    assert re.fullmatch(
+        r"Gate failed: 2 of 2 samples leak more than 20 % \(most: “.+” with 100 % of .+\)\.", last
+    )
     root = ElementTree.parse("ci/leaks.xml").getroot()
     assert [root.get(name) for name in ("tests", "failures", "errors")] == ["2", "2", "0"]
     run = json.loads(Path("ci/leaks.sarif").read_text("utf-8"))["runs"][0]
@@ -58,11 +65,15 @@ def test_a_leak_fails_the_build_and_the_last_line_says_why(build: Build) -> None
     place = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert Path(place).is_file()  # the report
     samples = json.loads(Path("unsum-report/result.json").read_text("utf-8"))["samples"]
-    assert [finding["properties"]["leakage"] for finding in run["results"]] == [row["leakage"] for row in samples]
+    assert [finding["properties"]["leakage"] for finding in run["results"]] == [
+        row["leakage"] for row in samples
+    ]
 
 
 def test_enough_noise_passes_and_json_stays_json(build: Build) -> None:
-    result = build(*QUICK, "--defense", "noise:0.1", "--fail-above", "0.2", "--json", "--junit", "leaks.xml")
+    result = build(
+        *QUICK, "--defense", "noise:0.1", "--fail-above", "0.2", "--json", "--junit", "leaks.xml"
+    )
     assert result.code == 0
     content = json.loads(result.out)  # nothing but JSON on stdout
     assert content["gate"]["result"] == "passed"
@@ -97,7 +108,12 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 
 def test_the_options_of_the_examples_exist(build: Build) -> None:
     texts = [(DOCS / name).read_text("utf-8") for name in ("ci/github-action.yml", "ci.md")]
-    commands = [line for text in texts for line in text.splitlines() if "unsum audit" in line or "--junit" in line]
+    commands = [
+        line
+        for text in texts
+        for line in text.splitlines()
+        if "unsum audit" in line or "--junit" in line
+    ]
     options = set(re.findall(r"--[a-z-]+", " ".join(commands)))
     assert {"--fail-above", "--junit", "--sarif", "--model", "--out", "--force"} <= options
     helped = build("audit", "--help").out

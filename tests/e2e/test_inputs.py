@@ -26,7 +26,9 @@ def net(num_classes):
 
 
 @pytest.fixture
-def unsum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def unsum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
     """Run `unsum …` in a folder with a small model and 24 photos of 12 classes."""
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
@@ -42,7 +44,11 @@ MODEL = ["--model", "mine.py:net"]
 def test_capture_attack_and_audit_of_what_was_captured(unsum: Callable[..., Result]) -> None:
     chosen = ["--data", "photos.npz", "--batch", "5", "--same-label", "2", "--seed", "3"]
     made = json.loads(unsum("capture", *MODEL, *chosen, "--defense", "clip:0.5", "--json").out)
-    assert (made["samples"], made["defenses"], made["update"]) == (5, "Clip(0.5)", "client.safetensors")
+    assert (made["samples"], made["defenses"], made["update"]) == (
+        5,
+        "Clip(0.5)",
+        "client.safetensors",
+    )
     assert Update.load("client.safetensors").batch_size is None  # nothing is disclosed
     refused = unsum("capture", *MODEL)
     assert refused.code == 2
@@ -55,7 +61,10 @@ def test_capture_attack_and_audit_of_what_was_captured(unsum: Callable[..., Resu
     assert sorted(leak["labels"])[0] < 12
     held = load_file("unsum-leak/leak.safetensors")
     assert held["features"].shape == (5, 512)
-    assert json.loads(Path("unsum-leak/leak.json").read_text())["labels"] == held["targets"].argmax(1).tolist()
+    assert (
+        json.loads(Path("unsum-leak/leak.json").read_text())["labels"]
+        == held["targets"].argmax(1).tolist()
+    )
     assert [file for file in leak["files"] if file.endswith(".png")] == []
 
     result = unsum("audit", *MODEL, *seen)
@@ -71,14 +80,18 @@ def test_capture_attack_and_audit_of_what_was_captured(unsum: Callable[..., Resu
     assert "recovered sample 5" in page
     assert "True label" not in page
 
-    simulated = json.loads(unsum("audit", *MODEL, *chosen, "--json", "--no-compare", "--out", "simulated").out)
+    simulated = json.loads(
+        unsum("audit", *MODEL, *chosen, "--json", "--no-compare", "--out", "simulated").out
+    )
     assert simulated["scores"]["label_correct"] == 1
     names = sorted(f"class {label}" for label in leak["labels"])
-    assert sorted(f"class {row['label']}" for row in simulated["samples"]) == names  # the same batch in both
+    # the same batch in both
+    assert sorted(f"class {row['label']}" for row in simulated["samples"]) == names
 
 
 def test_a_captured_update_takes_the_options_of_the_model_too(unsum: Callable[..., Result]) -> None:
-    Path("mine.py").write_text(MINE.replace("    model.image_size = 32\n", ""))  # whose size nobody says
+    # whose size nobody says
+    Path("mine.py").write_text(MINE.replace("    model.image_size = 32\n", ""))
     Path("names.txt").write_text("\n".join(f"kind {letter}" for letter in "abcdefghijkl"))
     unsum("capture", *MODEL, "--data", "photos.npz", "--batch", "3")
     seen = [*MODEL, "--update", "client.safetensors", "--classes-from", "names.txt"]
@@ -94,14 +107,20 @@ def test_a_captured_update_takes_the_options_of_the_model_too(unsum: Callable[..
     assert all(row["found_label"].startswith("kind ") for row in rows)
     Path("names.txt").write_text("one\ntwo")
     for command in ("attack", "audit"):
-        assert "--classes-from names 2 classes, and the model's head has 12" in unsum(command, *seen, "--force").err
+        assert (
+            "--classes-from names 2 classes, and the model's head has 12"
+            in unsum(command, *seen, "--force").err
+        )
 
 
 def test_help_shows_the_defaults_that_no_number_says(unsum: Callable[..., Result]) -> None:
     told = " ".join(unsum("audit", "--help").out.replace("│", " ").split())
     for default in ("(8)", "(0.2)", "(the embedded ones)", "(where that takes seconds)"):
         assert f"[default: {default}]" in told
-    groups = {command: unsum(command, "--help").out for command in ("audit", "attack", "doctor", "capture")}
+    groups = {
+        command: unsum(command, "--help").out
+        for command in ("audit", "attack", "doctor", "capture")
+    }
     for option in ("--image-size", "--classes-from", "--fresh-head", "--weights", "--download"):
         assert all(option in text for text in groups.values())
 
@@ -115,7 +134,8 @@ def test_pictures_are_written_where_there_is_an_inverse(unsum: Callable[..., Res
 
 
 def test_two_checkpoints_bring_the_weights_along(unsum: Callable[..., Result]) -> None:
-    model = load_model("mine.py:net", classes=12, seed=77).model  # other weights than --seed 0 would give
+    # other weights than --seed 0 would give
+    model = load_model("mine.py:net", classes=12, seed=77).model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with np.load("photos.npz") as photos:
         images = torch.from_numpy(photos["images"][:4]).permute(0, 3, 1, 2).float() / 255
@@ -148,8 +168,14 @@ def test_the_doctor_speaks_and_counts(unsum: Callable[..., Result]) -> None:
         (["attack", *MODEL, "--update", "a.pt", "--before", "a.pt", "--after", "b.pt"], "not both"),
         (["attack", *MODEL, "--update", "absent.pt"], "There is no file 'absent.pt'"),
         (["attack", *MODEL, "--update", "photos.npz"], "holds no '3.weight', the last layer"),
-        (["attack", *MODEL, "--update", "photos.npz", "--lr", "1"], "add --delta if it is a change of weights"),
-        (["attack", *MODEL, "--update", "photos.npz", "--steps", "2"], "add --delta if it is a change of weights"),
+        (
+            ["attack", *MODEL, "--update", "photos.npz", "--lr", "1"],
+            "add --delta if it is a change of weights",
+        ),
+        (
+            ["attack", *MODEL, "--update", "photos.npz", "--steps", "2"],
+            "add --delta if it is a change of weights",
+        ),
         (["audit", *MODEL, "--delta"], "--delta describes a captured update"),
         (
             ["audit", *MODEL, "--update", "a.pt", "--data", "photos.npz"],
@@ -157,7 +183,10 @@ def test_the_doctor_speaks_and_counts(unsum: Callable[..., Result]) -> None:
         ),
         (["audit", *MODEL, "--update", "a.pt", "--sweep", "sign"], "leave out the captured update"),
         (["audit", *MODEL, "--data", "photos.npz", "--batch", "25"], "The data hold 24 photos"),
-        (["audit", *MODEL, "--data", "photos.npz", "--classes", "3"], "a model of 3 cannot learn them"),
+        (
+            ["audit", *MODEL, "--data", "photos.npz", "--classes", "3"],
+            "a model of 3 cannot learn them",
+        ),
         (["capture", *MODEL, "--out", "client.pt"], "saved as .safetensors"),
         (["audit", "--model", "scripted.pt"], "'scripted.pt' would have to be TorchScript"),
         (["capture", "--data", "absent"], "There is no file or folder 'absent'"),

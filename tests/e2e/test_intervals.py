@@ -1,4 +1,5 @@
-"""From found to ceiling, on every page: a bar with two ends that is seen in a narrow window, too, and needs no color."""
+"""From found to ceiling, on every page: a bar with two ends that is seen in a narrow window, too,
+and needs no color."""
 
 from __future__ import annotations
 
@@ -21,22 +22,30 @@ from unsum.defend.defense import SCALE
 WIDTH = 400  # [px] of a narrow window
 
 
-def row(found: float, ceiling: float, mean: float = math.nan, strength: float | None = None) -> Point:
+def row(
+    found: float, ceiling: float, mean: float = math.nan, strength: float | None = None
+) -> Point:
     samples = [SampleLeak(title, found, False, 1.0, 0.0, math.nan) for title in ("a", "b", "c")]
     called = "none" if strength is None else f"Noise({strength:g})"
     return Point(called, strength, samples, method="exact", ceiling=ceiling, ceiling_mean=mean)
 
 
-def report(found: tuple[float, ...] = (0.6, 0.1, 0.0), limits: tuple[float, ...] = (0.9, 0.5, 0.19)) -> Audit:
+def report(
+    found: tuple[float, ...] = (0.6, 0.1, 0.0), limits: tuple[float, ...] = (0.9, 0.5, 0.19)
+) -> Audit:
     rows = [row(0.6, 1.0), row(0.1, math.nan, 0.8, 0.3), row(0.0, 0.06, strength=20)]
-    return replace(synthetic(), bound=bounded(*limits), shares=shares(*found), comparison=Comparison(rows, ""))
+    return replace(
+        synthetic(), bound=bounded(*limits), shares=shares(*found), comparison=Comparison(rows, "")
+    )
 
 
 def sweep() -> Sweep:
     points = [row(0.6, 1.0, strength=0.1), row(0.0, 0.06, strength=20)]
     setting = synthetic().setting
     curve = Curve("noise", SCALE, points)
-    return Sweep(setting, 0.2, [row(1.0, 1.0)], [curve], None, ["The weights."], ["a", "b", "c"], 1.0)
+    return Sweep(
+        setting, 0.2, [row(1.0, 1.0)], [curve], None, ["The weights."], ["a", "b", "c"], 1.0
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -73,14 +82,24 @@ def test_both_ends_stand_where_the_figures_are(page: Page, tmp_path: Path) -> No
     assert float(last.locator(".found").get_attribute("width") or "nan") == 60
     assert [last.locator(".cap").get_attribute(end) for end in ("x1", "x2")] == ["92.0", "92.0"]
     assert [last.locator(".gap").get_attribute(end) for end in ("x1", "x2")] == ["62.0", "92.0"]
-    others = page.locator("table", has=page.get_by_role("columnheader", name="Verdict")).locator("tbody tr")
-    assert [others.nth(i).locator("td").nth(1).inner_text() for i in range(3)] == ["leaks", "unproven", "protected"]
+    others = page.locator("table", has=page.get_by_role("columnheader", name="Verdict")).locator(
+        "tbody tr"
+    )
+    assert [others.nth(i).locator("td").nth(1).inner_text() for i in range(3)] == [
+        "leaks",
+        "unproven",
+        "protected",
+    ]
 
 
 def test_found_above_its_ceiling_is_red(page: Page, tmp_path: Path) -> None:
     page.goto(report((0.9, 0.1, 0.0), (0.3, 0.35, 0.2)).write(tmp_path / "report").as_uri())
     alarm = page.get_by_role("alert")
-    assert alarm.inner_text().replace("\u00a0", " ").startswith("Found above its ceiling: 90 % of a picture was found")
+    assert (
+        alarm.inner_text()
+        .replace("\u00a0", " ")
+        .startswith("Found above its ceiling: 90 % of a picture was found")
+    )
     red, green, blue = page.evaluate(
         "getComputedStyle(document.querySelector('.alarm')).color.match(/[0-9]+/g).map(Number)"
     )

@@ -1,4 +1,5 @@
-"""The federated tutorials' network from the command line: an inverse for its first dense layer, and 32 photos drawn by it."""
+"""The federated tutorials' network from the command line: an inverse for its first dense layer, and
+32 photos drawn by it."""
 
 from __future__ import annotations
 
@@ -25,12 +26,36 @@ def test_all_samples_are_found_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     photos, inverse, report = (str(tmp_path / name) for name in ("photos", "inverse", "report"))
     write_crops(Path(photos))
     model = ["--model", f"{NET}:build", "--data", photos]
-    training = ["--held-out", photos, "--layer", "fc1", "--steps", "200", "--batch", "32", "--lr", "3e-3"]
+    training = [
+        "--held-out",
+        photos,
+        "--layer",
+        "fc1",
+        "--steps",
+        "200",
+        "--batch",
+        "32",
+        "--lr",
+        "3e-3",
+    ]
     run("train-inverse", *model, *training, "--out", inverse)
-    run("audit", *model, "--batch", "32", "--batch-size-known", "--inverse", inverse, "--no-compare", "--out", report)
+    run(
+        "audit",
+        *model,
+        "--batch",
+        "32",
+        "--batch-size-known",
+        "--inverse",
+        inverse,
+        "--no-compare",
+        "--out",
+        report,
+    )
     found = json.loads((Path(report) / "result.json").read_text("utf-8"))
     assert found["attack"]["exact"] is True
-    assert [row["found_label"] for row in found["samples"]] == [row["label"] for row in found["samples"]]
+    assert [row["found_label"] for row in found["samples"]] == [
+        row["label"] for row in found["samples"]
+    ]
     scores = [row["psnr"] for row in found["samples"]]
     assert len(scores) == BATCH
     assert sum(scores) / BATCH > ONE_TONE + 0.8

@@ -1,4 +1,5 @@
-"""A client's weights before and after, from the training to the report: what a user of FedAvg has in hand."""
+"""A client's weights before and after, from the training to the report: what a user of FedAvg has
+in hand."""
 
 from __future__ import annotations
 
@@ -38,19 +39,31 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         nn.functional.cross_entropy(trained(inputs[batch]), labels[batch]).backward()
         optimizer.step()
     for name, weights in (("before", model), ("after", trained)):
-        np.savez(f"{name}.npz", **{key: value.numpy() for key, value in weights.state_dict().items()})
+        np.savez(
+            f"{name}.npz", **{key: value.numpy() for key, value in weights.state_dict().items()}
+        )
     return runner(monkeypatch, capsys)
 
 
 def test_two_steps_between_before_and_after_are_followed(run: Run) -> None:
     pair = ["--model", "net.py:net", "--before", "before.npz", "--after", "after.npz"]
-    result = run("audit", *pair, *HOW, "--local-steps", "2", "--batch", "4", "--batch-size-known", "--json")
+    result = run(
+        "audit", *pair, *HOW, "--local-steps", "2", "--batch", "4", "--batch-size-known", "--json"
+    )
     assert result.code == 0, result.err
     content = json.loads(result.out)
     assert content["attack"]["method"] == "local-steps"
-    assert sorted(row["found_label"] for row in content["samples"]) == ["class 17", "class 29", "class 3", "class 8"]
+    assert sorted(row["found_label"] for row in content["samples"]) == [
+        "class 17",
+        "class 29",
+        "class 3",
+        "class 8",
+    ]
     assert content["setting"]["training"]["momentum"] == 0.9
-    assert any("2 local steps of SGD at a learning rate of 0.05" in sentence for sentence in content["granted"])
+    assert any(
+        "2 local steps of SGD at a learning rate of 0.05" in sentence
+        for sentence in content["granted"]
+    )
     one = run("audit", *pair, "--epochs", "2", "--json", "--force")
     assert (one.code, "--local-steps" in one.err) == (2, True)
 
@@ -60,7 +73,9 @@ def test_the_same_is_simulated_with_the_truth(run: Run) -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, 4, 4, 3), dtype=np.uint8)
     np.savez("photos.npz", images=images, labels=np.arange(4))
     simulated = ["--model", "net.py:net", "--classes", "40", "--data", "photos.npz", "--batch", "4"]
-    result = run("audit", *simulated, *HOW, "--local-steps", "2", "--epochs", "2", "--no-compare", "--json")
+    result = run(
+        "audit", *simulated, *HOW, "--local-steps", "2", "--epochs", "2", "--no-compare", "--json"
+    )
     assert result.code == 0, result.err
     content = json.loads(result.out)
     declared = content["setting"]["training"]

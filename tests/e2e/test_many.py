@@ -1,4 +1,5 @@
-"""`unsum audit --updates FOLDER/`: a summary, a gate, a file of rows, and the same command going on."""
+"""`unsum audit --updates FOLDER/`: a summary, a gate, a file of rows, and the same command going
+on."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from unsum.commands import main as cli
 from unsum.commands.audit_many import summary
 from unsum.models.load import LoadedModel
 
-MODEL = "from support.many import network\n\n\ndef make():\n    made = network()\n    made.image_size = 8\n    return made\n"
+MODEL = (
+    "from support.many import network\n\n\ndef make():\n    made = network()\n    made.image_size "
+    "= 8\n    return made\n"
+)
 
 
 @pytest.fixture
@@ -36,7 +40,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    common = ("audit", "--updates", "updates", "--model", "model.py:make", "--processes", "1", *words)
+    common = (
+        "audit",
+        "--updates",
+        "updates",
+        "--model",
+        "model.py:make",
+        "--processes",
+        "1",
+        *words,
+    )
     monkeypatch.setattr(sys, "argv", ["unsum", *common])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -65,10 +78,19 @@ def test_a_folder_is_audited_gated_and_gone_on_with(
         lines = {line["client"]: line for line in csv.DictReader(file)}
     assert lines.keys() == {"round-0/anna", "round-0/torn", "round-1/anna", "round-2/anna"}
     whole = lines["round-2/anna"]
-    assert (whole["round"], whole["state"], whole["certified"], whole["labels"]) == ("2", "leaks", "yes", "2:1 4:2")
+    assert (whole["round"], whole["state"], whole["certified"], whole["labels"]) == (
+        "2",
+        "leaks",
+        "yes",
+        "2:1 4:2",
+    )
     assert float(whole["leakage"]) > 0.999
-    assert (lines["round-0/torn"]["leakage"], lines["round-0/torn"]["state"]) == ("", "not decidable")
-    assert run(monkeypatch) == 0  # the same folder, no --force: it goes on, and nobody asked for a gate
+    assert (lines["round-0/torn"]["leakage"], lines["round-0/torn"]["state"]) == (
+        "",
+        "not decidable",
+    )
+    # the same folder, no --force: it goes on, and nobody asked for a gate
+    assert run(monkeypatch) == 0
     assert "4 updates" in capsys.readouterr().out
 
 
@@ -80,9 +102,23 @@ def test_samples_of_the_kind_give_a_ceiling_and_never_green(
     rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
     names = [f"c{i}" for i in range(64)]
     lines = [",".join([*names, "kind"])]
-    lines += [",".join([*(f"{value:.6f}" for value in row), f"k{i}"]) for i, row in enumerate(rows.tolist())]
+    lines += [
+        ",".join([*(f"{value:.6f}" for value in row), f"k{i}"])
+        for i, row in enumerate(rows.tolist())
+    ]
     Path("kind.csv").write_text("\n".join(lines) + "\n")
-    asked = ("--data", "kind.csv", "--target", "kind", "--classes", "20", "--defense", "noise:1", "--batch", "3")
+    asked = (
+        "--data",
+        "kind.csv",
+        "--target",
+        "kind",
+        "--classes",
+        "20",
+        "--defense",
+        "noise:1",
+        "--batch",
+        "3",
+    )
     assert run(monkeypatch, "--json", *asked) == 0
     told = json.loads(capsys.readouterr().out)
     ceilings = [one["ceiling"] for one in told["ceilings"]]
@@ -105,10 +141,20 @@ def test_samples_of_the_kind_give_a_ceiling_and_never_green(
 
 def test_a_name_is_no_formula_and_stays_on_its_line(tmp_path: Path) -> None:
     names = ["=1+1", "@SUM(A1)", "-2", "+3", "a\nb", 'say "hi", twice', "plain"]
-    write_csv(tmp_path / "t.csv", [ClientFinding(1, name, "audited", leakage=0.25) for name in names])
+    write_csv(
+        tmp_path / "t.csv", [ClientFinding(1, name, "audited", leakage=0.25) for name in names]
+    )
     with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    assert [line["client"] for line in lines] == ["'=1+1", "'@SUM(A1)", "'-2", "'+3", "a b", 'say "hi", twice', "plain"]
+    assert [line["client"] for line in lines] == [
+        "'=1+1",
+        "'@SUM(A1)",
+        "'-2",
+        "'+3",
+        "a b",
+        'say "hi", twice',
+        "plain",
+    ]
     assert {line["leakage"] for line in lines} == {"0.25"}
     assert {line["predicted_error"] for line in lines} == {""}
 
@@ -117,10 +163,15 @@ def test_a_page_of_very_many_shows_those_that_leak_most(monkeypatch: pytest.Monk
     monkeypatch.setattr(audit_many, "_ON_PAGE", 2)
     findings = Findings()
     for number in range(5):
-        findings.put(ClientFinding(0, f"client-{number}", "audited", leakage=number / 10), str(number))
+        findings.put(
+            ClientFinding(0, f"client-{number}", "audited", leakage=number / 10), str(number)
+        )
     page = audit_many._page_of(findings, LoadedModel(network(), "net", 8), Path("updates"), 1.0)
     assert [one.finding.client for one in page.audited] == ["client-4", "client-3"]
-    assert "This page is of 2 of 5 updates, those that leak most; the CSV beside it has all." in page.sentences
+    assert (
+        "This page is of 2 of 5 updates, those that leak most; the CSV beside it has all."
+        in page.sentences
+    )
 
 
 def test_updates_of_which_nobody_knows_do_not_pass_the_gate() -> None:
@@ -135,8 +186,12 @@ def test_updates_of_which_nobody_knows_do_not_pass_the_gate() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_go_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, "--defense", "sign") == 2
     assert "--defense is what its clients declare" in " ".join(capsys.readouterr().err.split())
     assert run(monkeypatch, "--sweep", "noise") == 2
-    assert "--updates and --flower-run attack what was captured" in " ".join(capsys.readouterr().err.split())
+    assert "--updates and --flower-run attack what was captured" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -20,7 +20,9 @@ def test_the_first_screen_has_one_picture_and_two_commands() -> None:
 
 
 @pytest.mark.long
-def test_the_python_example_runs_and_finds_every_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_example_runs_and_finds_every_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

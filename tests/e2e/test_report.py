@@ -1,4 +1,5 @@
-"""The report of the real default audit in a real browser: it loads, fits, fetches nothing, and runs only its own script."""
+"""The report of the real default audit in a real browser: it loads, fits, fetches nothing, and runs
+only its own script."""
 
 from __future__ import annotations
 
@@ -20,13 +21,17 @@ def audit() -> unsum.Audit:
     return unsum.audit(command="unsum audit")
 
 
-def test_default_report_loads_completely(audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path) -> None:
+def test_default_report_loads_completely(
+    audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path
+) -> None:
     page.goto(audit.write(tmp_path / "report").as_uri())
     page.screenshot(path=tmp_path / "report.png", full_page=True)
     assert heard.complaints == []
     assert {urlsplit(address).scheme for address in heard.requests} <= {"file", "data"}
     assert heard.requests[0].endswith("/report.html")
-    images = page.evaluate("[...document.images].map(image => [image.complete, image.naturalWidth])")
+    images = page.evaluate(
+        "[...document.images].map(image => [image.complete, image.naturalWidth])"
+    )
     assert images == [[True, audit.truth.images.shape[-1]]] * 16
     headline = page.locator("h1")
     assert headline.is_visible()
@@ -36,7 +41,9 @@ def test_default_report_loads_completely(audit: unsum.Audit, page: Page, heard: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_style_is_admitted_by_the_policy(audit: unsum.Audit, page: Page, tmp_path: Path, scheme: str) -> None:
+def test_the_style_is_admitted_by_the_policy(
+    audit: unsum.Audit, page: Page, tmp_path: Path, scheme: str
+) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.goto(audit.write(tmp_path / "report").as_uri())
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -52,7 +59,9 @@ def test_no_horizontal_overflow(audit: unsum.Audit, page: Page, tmp_path: Path, 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_hostile_text_is_shown_and_not_run(audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path) -> None:
+def test_hostile_text_is_shown_and_not_run(
+    audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path
+) -> None:
     truth = replace(audit.truth, titles=HOSTILE * 4, class_names=HOSTILE * 50)
     setting = replace(audit.setting, command=" ".join(HOSTILE))
     page.goto(replace(audit, truth=truth, setting=setting).write(tmp_path / "report").as_uri())
@@ -65,7 +74,9 @@ def test_hostile_text_is_shown_and_not_run(audit: unsum.Audit, page: Page, heard
     assert {urlsplit(address).scheme for address in heard.requests} <= {"file", "data"}
 
 
-def test_the_policy_stops_a_script_that_got_in(audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path) -> None:
+def test_the_policy_stops_a_script_that_got_in(
+    audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path
+) -> None:
     report = audit.write(tmp_path / "report")
     html = report.read_text("utf-8")
     report.write_text(html.replace("</body>", "<script>alert(1)</script></body>"), "utf-8")
@@ -82,7 +93,8 @@ def test_pictures_lie_over_each_other_and_the_keyboard_moves_the_line(
     assert not slider.is_visible()  # side by side at first
     page.get_by_role("radio", name="one over the other").check()
     original, recovered = (
-        page.get_by_alt_text(f"{kind}: Chelsea the cat") for kind in ("Original", "Recovered from the update")
+        page.get_by_alt_text(f"{kind}: Chelsea the cat")
+        for kind in ("Original", "Recovered from the update")
     )
     assert original.bounding_box() == recovered.bounding_box()
     assert clip(page) == "50%"
@@ -100,12 +112,19 @@ def test_pictures_lie_over_each_other_and_the_keyboard_moves_the_line(
 
 def clip(page: Page) -> str:
     """How much of the first recovered picture is cut away on its right."""
-    path: str = page.locator(".over img").first.evaluate("image => getComputedStyle(image).clipPath")
+    path: str = page.locator(".over img").first.evaluate(
+        "image => getComputedStyle(image).clipPath"
+    )
     return "none" if path == "none" else path.removeprefix("inset(").split()[1]
 
 
-def test_the_table_sorts_by_value_and_says_so(audit: unsum.Audit, page: Page, tmp_path: Path) -> None:
-    odd = [replace(row, psnr=value) for row, value in zip(audit.samples, (9.5, nan, 100.0, inf), strict=False)]
+def test_the_table_sorts_by_value_and_says_so(
+    audit: unsum.Audit, page: Page, tmp_path: Path
+) -> None:
+    odd = [
+        replace(row, psnr=value)
+        for row, value in zip(audit.samples, (9.5, nan, 100.0, inf), strict=False)
+    ]
     shown = replace(audit, samples=[*odd, *audit.samples[4:]])
     page.goto(shown.write(tmp_path / "report").as_uri())
     titles = page.locator("table.sortable tbody th")
@@ -116,32 +135,44 @@ def test_the_table_sorts_by_value_and_says_so(audit: unsum.Audit, page: Page, tm
     button = page.get_by_role("button", name="PSNR (dB)")
     button.focus()
     page.keyboard.press("Enter")
-    known = sorted((row.score.psnr, row.title) for row in shown.rows if row.score and row.score.psnr == row.score.psnr)
+    known = sorted(
+        (row.score.psnr, row.title)
+        for row in shown.rows
+        if row.score and row.score.psnr == row.score.psnr
+    )
     up = [title for _, title in known]
     assert titles.all_inner_texts() == [*up, before[1]]
     assert header.get_attribute("aria-sort") == "ascending"
     button.click()
-    assert titles.all_inner_texts() == [*reversed(up), before[1]]  # what was not measured stays last
+    # what was not measured stays last
+    assert titles.all_inner_texts() == [*reversed(up), before[1]]
     assert header.get_attribute("aria-sort") == "descending"
     page.get_by_role("button", name="Sample", exact=True).click()
     assert titles.all_inner_texts() == sorted(before)
     assert header.get_attribute("aria-sort") is None
 
 
-def test_without_scripts_the_page_is_complete(audit: unsum.Audit, browser: Browser, tmp_path: Path) -> None:
+def test_without_scripts_the_page_is_complete(
+    audit: unsum.Audit, browser: Browser, tmp_path: Path
+) -> None:
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(audit.write(tmp_path / "report").as_uri())
     assert page.get_by_role("columnheader", name="PSNR (dB)").is_visible()
     assert page.get_by_alt_text("Recovered from the update: Chelsea the cat").is_visible()
-    assert page.get_by_role("radio").count() == page.get_by_role("slider").count() == 0  # nothing that would not work
+    # nothing that would not work
+    assert page.get_by_role("radio").count() == page.get_by_role("slider").count() == 0
     page.context.close()
 
 
-def test_the_keyboard_reaches_the_verdict_first(audit: unsum.Audit, page: Page, tmp_path: Path) -> None:
+def test_the_keyboard_reaches_the_verdict_first(
+    audit: unsum.Audit, page: Page, tmp_path: Path
+) -> None:
     page.goto(audit.write(tmp_path / "report").as_uri())
     page.keyboard.press("Tab")
     skip = page.get_by_role("link", name="Skip to the verdict")
-    assert skip.evaluate("link => link === document.activeElement && link.getBoundingClientRect().left >= 0")
+    assert skip.evaluate(
+        "link => link === document.activeElement && link.getBoundingClientRect().left >= 0"
+    )
     assert skip.evaluate("link => getComputedStyle(link).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     assert page.locator("h1").evaluate("heading => heading === document.activeElement")
@@ -171,12 +202,16 @@ def test_what_was_not_found_stays_beside_its_original(page: Page, tmp_path: Path
     assert original["x"] + original["width"] < missing["x"]
 
 
-def test_a_command_is_copied_with_one_click(audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path) -> None:
+def test_a_command_is_copied_with_one_click(
+    audit: unsum.Audit, page: Page, heard: Heard, tmp_path: Path
+) -> None:
     page.goto(audit.write(tmp_path / "report").as_uri())
     buttons = page.locator("button.copy")
     commands = page.locator("code.command")
     assert buttons.count() == commands.count() >= 3
-    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.evaluate(
+        "() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }"
+    )
     last = commands.count() - 1
     buttons.nth(last).click()
     page.get_by_text("Copied", exact=True).wait_for()

@@ -19,33 +19,49 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="session")
 def sweep() -> unsum.Sweep:
     """By the ratio method, which is quick however strong the noise."""
-    return unsum.sweep(over=["noise=1e-7..1e-1/3", "sign"], batch=2, attack="fgla", command="unsum audit --sweep …")
+    return unsum.sweep(
+        over=["noise=1e-7..1e-1/3", "sign"], batch=2, attack="fgla", command="unsum audit --sweep …"
+    )
 
 
-def test_the_page_loads_completely(sweep: unsum.Sweep, page: Page, heard: Heard, tmp_path: Path) -> None:
+def test_the_page_loads_completely(
+    sweep: unsum.Sweep, page: Page, heard: Heard, tmp_path: Path
+) -> None:
     page.goto(sweep.write(tmp_path / "sweep").as_uri())
     assert heard.complaints == []
     assert {urlsplit(address).scheme for address in heard.requests} <= {"file", "data"}
-    images = page.evaluate("[...document.images].map(image => [image.complete, image.naturalWidth])")
-    assert images == [[True, 128]] * 2 * (4 + 2)  # original and recovered; without defense, then each strength
+    images = page.evaluate(
+        "[...document.images].map(image => [image.complete, image.naturalWidth])"
+    )
+    # original and recovered; without defense, then each strength
+    assert images == [[True, 128]] * 2 * (4 + 2)
     assert page.locator("h1").inner_text().replace("\N{NO-BREAK SPACE}", " ") == headline(sweep)
-    assert page.get_by_role("img", name="Leakage and accuracy against the strength of noise").is_visible()
+    assert page.get_by_role(
+        "img", name="Leakage and accuracy against the strength of noise"
+    ).is_visible()
     assert page.get_by_role("row", name="0.1 ruins the model").is_visible()
 
 
-def test_the_drawing_shows_the_figures_where_they_belong(sweep: unsum.Sweep, page: Page, tmp_path: Path) -> None:
+def test_the_drawing_shows_the_figures_where_they_belong(
+    sweep: unsum.Sweep, page: Page, tmp_path: Path
+) -> None:
     """Heights of the largest leakage, read back from the drawing, are the figures of the sweep."""
     page.goto(sweep.write(tmp_path / "sweep").as_uri())
     dots = page.locator("svg[role=img]").first.locator("circle.worst-dot")
     heights = [float(dots.nth(i).get_attribute("cy") or "nan") for i in range(dots.count())]
     points = [sweep.undefended, *sweep.curves[0].points]
-    assert [(234 - height) / 200 for height in heights] == pytest.approx([p.worst for p in points], abs=1e-3)
+    assert [(234 - height) / 200 for height in heights] == pytest.approx(
+        [p.worst for p in points], abs=1e-3
+    )
     places = [float(dots.nth(i).get_attribute("cx") or "nan") for i in range(dots.count())]
-    assert places[1:] == pytest.approx([168, 442, 716], abs=0.2)  # 1e-7, 1e-4, 1e-1: evenly, by their logarithm
+    # 1e-7, 1e-4, 1e-1: evenly, by their logarithm
+    assert places[1:] == pytest.approx([168, 442, 716], abs=0.2)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_style_is_admitted_by_the_policy(sweep: unsum.Sweep, page: Page, tmp_path: Path, scheme: str) -> None:
+def test_the_style_is_admitted_by_the_policy(
+    sweep: unsum.Sweep, page: Page, tmp_path: Path, scheme: str
+) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.goto(sweep.write(tmp_path / "sweep").as_uri())
     assert (
@@ -72,7 +88,9 @@ def test_no_horizontal_overflow(sweep: unsum.Sweep, page: Page, tmp_path: Path, 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_hostile_text_is_shown_and_not_run(sweep: unsum.Sweep, page: Page, heard: Heard, tmp_path: Path) -> None:
+def test_hostile_text_is_shown_and_not_run(
+    sweep: unsum.Sweep, page: Page, heard: Heard, tmp_path: Path
+) -> None:
     setting = replace(sweep.setting, command=" ".join(HOSTILE), model=HOSTILE[0])
     page.goto(replace(sweep, titles=HOSTILE, setting=setting).write(tmp_path / "sweep").as_uri())
     for text in HOSTILE:

@@ -1,4 +1,5 @@
-"""`unsum train-inverse` as a user runs it: killed in the middle, continued, used; and on two processes."""
+"""`unsum train-inverse` as a user runs it: killed in the middle, continued, used; and on two
+processes."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ RUN = ["--model", "default", "--image-size", "16", "--clients", "4,8", "--batch"
 UNSUM = str(Path(sys.executable).parent / "unsum")
 SAVING_OFTEN = [
     sys.executable, "-c",
-    "from functools import partial; from unsum.commands.main import main; from unsum.invert import train; "
-    "train.Training = partial(train.Training, save_every=1.0); main()",
+    "from functools import partial; from unsum.commands.main import main; from unsum.invert import "
+    "train; train.Training = partial(train.Training, save_every=1.0); main()",
 ]  # fmt: skip
 
 
@@ -35,7 +36,9 @@ def data(tmp_path: Path) -> Path:
 
 def start(*command: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    return subprocess.Popen(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
 
 
 @pytest.mark.long
@@ -44,7 +47,11 @@ def test_a_killed_training_goes_on_and_its_inverse_is_used(tmp_path: Path, data:
     options = ["train-inverse", *RUN, "--data", str(data), "--out", str(out), "--steps"]
     first = start(*SAVING_OFTEN, *options, "3000")  # a user's saves every half minute
     deadline = time.monotonic() + 120
-    while not (out / checkpoint.FILE).exists() and time.monotonic() < deadline and first.poll() is None:
+    while (
+        not (out / checkpoint.FILE).exists()
+        and time.monotonic() < deadline
+        and first.poll() is None
+    ):
         time.sleep(0.2)
     assert (out / checkpoint.FILE).exists()
     first.send_signal(signal.SIGKILL)
@@ -72,7 +79,9 @@ def test_training_ends_with_an_inverse_that_an_audit_takes(
     assert list((out / "tensorboard").iterdir())
     with safe_open(out / "inverse.safetensors", framework="pt") as file:
         assert '"photos": 38' in file.metadata()["card"]
-    code, text = run("audit", "--inverse", str(out / "inverse.safetensors"), "--out", str(tmp_path / "report"))
+    code, text = run(
+        "audit", "--inverse", str(out / "inverse.safetensors"), "--out", str(tmp_path / "report")
+    )
     assert code == 2
     assert "the inverse reads 512 features of photos of 16², and this head 32768" in text
 
@@ -80,8 +89,28 @@ def test_training_ends_with_an_inverse_that_an_audit_takes(
 @pytest.mark.long
 def test_two_processes_train_one_inverse(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "inverse"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613"]
-    options = [*RUN, "--data", str(data), "--out", str(out), "--steps", "4", "--devices", "2", "--device", "cpu"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "29613",
+    ]
+    options = [
+        *RUN,
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--steps",
+        "4",
+        "--devices",
+        "2",
+        "--device",
+        "cpu",
+    ]
     process = start(*torchrun, "--no-python", UNSUM, "train-inverse", *options)
     text, _ = process.communicate(timeout=200)
     assert process.returncode == 0, text

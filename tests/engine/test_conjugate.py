@@ -104,6 +104,8 @@ def test_it_ends_when_time_is_over(seconds: int) -> None:
         pulls.append(u)
         return J.T @ u
 
-    _, converged = least_squares(lambda v: J @ v, pull, J.T @ b, 1e-11, 100, over=lambda: next(turns))
+    _, converged = least_squares(
+        lambda v: J @ v, pull, J.T @ b, 1e-11, 100, over=lambda: next(turns)
+    )
     assert not converged
     assert len(pulls) == seconds

@@ -14,7 +14,13 @@ def test_the_same_as_by_the_matrix_for_many_at_once() -> None:
     U = torch.randn(2, 12, 4, generator=generator, dtype=torch.float64)
     weight = 0.5 + torch.rand(2, 12, generator=generator, dtype=torch.float64)
     equation = Equation(
-        K, torch.zeros(12).double(), U, weight, torch.ones(2).double(), floor_free=True, alpha_free=True
+        K,
+        torch.zeros(12).double(),
+        U,
+        weight,
+        torch.ones(2).double(),
+        floor_free=True,
+        alpha_free=True,
     )
     at = Unknowns.of(torch.randn(2, 3, 3, generator=generator, dtype=torch.float64), 0.3, 0.01)
     here = Linearized(equation, at)
@@ -30,7 +36,9 @@ def test_the_same_as_by_the_matrix_for_many_at_once() -> None:
 
 def test_the_preconditioner_has_as_much_ridge_as_it_takes() -> None:
     whole = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    assert torch.allclose(_ridge_inverse(whole, 0.25), torch.diag(torch.tensor([0.2, 0.8]).double()))
+    assert torch.allclose(
+        _ridge_inverse(whole, 0.25), torch.diag(torch.tensor([0.2, 0.8]).double())
+    )
     singular = torch.ones(2, 2, dtype=torch.float64)
     both = _ridge_inverse(torch.stack([whole, singular]), torch.tensor([0.25, 0.0]).double())
     assert torch.allclose(both[0], torch.diag(torch.tensor([0.2, 0.8]).double()))

@@ -1,4 +1,5 @@
-"""The equation by hand: residual, products with the Jacobian, factors for all samples or for each, and its solver."""
+"""The equation by hand: residual, products with the Jacobian, factors for all samples or for each,
+and its solver."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor
 
 from unsum.engine.budget import Budget
-from unsum.equation.equation import Equation, Linearized, NoFactorError, Unknowns, positive_factor, solve
+from unsum.equation.equation import (
+    Equation,
+    Linearized,
+    NoFactorError,
+    Unknowns,
+    positive_factor,
+    solve,
+)
 from unsum.losses import SquaredError
 
 
@@ -46,7 +54,11 @@ def test_residual_and_derivatives(by_hand: Linearized) -> None:
         [[0.0, 0.0], [0.0, 0.0]],  # the floor is not free
     ]
     assert by_hand.gradient.tolist() == [1.5 + 11 + 8, 0.0, 2.25 + 15 + 20]
-    assert by_hand.normal_matrix.tolist() == [[147.0, 0.0, 221.5], [0.0, 1.0, 0.0], [221.5, 0.0, 354.25]]
+    assert by_hand.normal_matrix.tolist() == [
+        [147.0, 0.0, 221.5],
+        [0.0, 1.0, 0.0],
+        [221.5, 0.0, 354.25],
+    ]
     assert by_hand.normal_diagonal.tolist() == [147.0, 1.0, 354.25]
     assert by_hand.coupling().tolist() == [[0.25 * (9 + 4 * 25)]]
 
@@ -64,7 +76,9 @@ def test_each_sample_may_have_its_own_factor() -> None:
     equation = replace(equation, Y=numbers([1.0, 1.0, 0.0], [0.0, 0.0, 1.0]))
     here = Linearized(equation, Unknowns(T, T.new_zeros(()), numbers([0.5, 4.0])[0].log()))
     # G = (0, −1, 3) and (2, 0, 5), times T and the factors.
-    assert torch.allclose(here.residual[:, 0], 0.5 * numbers([0.0, -1.0, 3.0])[0] + 8 * numbers([2.0, 0.0, 5.0])[0])
+    assert torch.allclose(
+        here.residual[:, 0], 0.5 * numbers([0.0, -1.0, 3.0])[0] + 8 * numbers([2.0, 0.0, 5.0])[0]
+    )
     own = here.alpha_derivative()[..., 0]
     assert torch.allclose(own, numbers([0.0, -0.5, 1.5], [16.0, 0.0, 40.0]))
     J = here.push(torch.eye(5, dtype=torch.float64)).flatten(1)
@@ -74,7 +88,10 @@ def test_each_sample_may_have_its_own_factor() -> None:
 
 def test_targets_have_their_floor() -> None:
     equation = Equation(
-        torch.eye(2).double(), torch.zeros(2).double(), torch.zeros(2, 2).double(), torch.ones(2).double()
+        torch.eye(2).double(),
+        torch.zeros(2).double(),
+        torch.zeros(2, 2).double(),
+        torch.ones(2).double(),
     )
     at = Unknowns.of(torch.eye(2).double(), 1.0, 0.1)
     assert equation.targets(at).tolist() == [[0.1, 0.1], [0.1, 0.1]]
@@ -83,7 +100,11 @@ def test_targets_have_their_floor() -> None:
 
 
 def test_unknowns_as_one_vector() -> None:
-    at = Unknowns(torch.arange(12.0).view(2, 2, 3), torch.tensor([7.0, 8.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    at = Unknowns(
+        torch.arange(12.0).view(2, 2, 3),
+        torch.tensor([7.0, 8.0]),
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+    )
     assert at.vector[1].tolist() == [6, 7, 8, 9, 10, 11, 8, 3, 4]
     back = Unknowns.of_vector(at.vector, 2, 3)
     assert torch.equal(back.T, at.T)
@@ -141,7 +162,14 @@ def test_large_ones_are_solved_by_products() -> None:
     T = 1 + torch.randn(18, 18, generator=generator, dtype=torch.float64)
     K = 0.3 * torch.randn(18, 200, generator=generator, dtype=torch.float64)
     Y = torch.nn.functional.one_hot(torch.arange(18), 200).double()
-    empty = Equation(K, torch.zeros(200).double(), torch.zeros(200, 19).double(), torch.ones(200).double(), 1.0, Y)
+    empty = Equation(
+        K,
+        torch.zeros(200).double(),
+        torch.zeros(200, 19).double(),
+        torch.ones(200).double(),
+        1.0,
+        Y,
+    )
     equation = replace(empty, U=empty.residual(Unknowns.of(T, 1 / 18)))
     start = T + 0.05 * torch.randn(T.shape, generator=generator, dtype=torch.float64)
     found = solve(equation, Unknowns.of(start, 1 / 18), 60)

@@ -24,5 +24,9 @@ def test_a_normal_matrix_is_formed_where_it_is_small() -> None:
     """2 C n² + n³ / 3 operations: 9.5e8 for 655 unknowns under 1000 classes, 1.06e9 for 690."""
     assert can_be_dense(655, 1000)
     assert not can_be_dense(690, 1000)
-    assert seconds_per_iteration(SMALL, 100) == pytest.approx(5e-4 + (2 * 100 * 300**2 + 300**3 / 3) / 1e10)
-    assert seconds_per_iteration(10_000, 100) == pytest.approx(100 * (2e-4 + 8 * 100 * 10_000 / 5e9))
+    assert seconds_per_iteration(SMALL, 100) == pytest.approx(
+        5e-4 + (2 * 100 * 300**2 + 300**3 / 3) / 1e10
+    )
+    assert seconds_per_iteration(10_000, 100) == pytest.approx(
+        100 * (2e-4 + 8 * 100 * 10_000 / 5e9)
+    )

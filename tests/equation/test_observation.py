@@ -1,4 +1,5 @@
-"""What is known of a gradient once it is factored: its factors, and weights from the noise model by hand."""
+"""What is known of a gradient once it is factored: its factors, and weights from the noise model by
+hand."""
 
 from __future__ import annotations
 
@@ -15,14 +16,17 @@ from unsum.head import Head
 
 
 def test_weights_by_hand() -> None:
-    """p = ½ errs by ½ (1 + ½ · 2 · norm), and by 1 where the target is: 1, 2 and √(1 + 1), 2, times ½ · 2 · 0.1."""
+    """p = ½ errs by ½ (1 + ½ · 2 · norm), and by 1 where the target is: 1, 2 and √(1 + 1), 2, times
+    ½ · 2 · 0.1."""
     zero = torch.zeros(1, 2, dtype=torch.float64)
     Y = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     equation = Equation(zero, zero[0], torch.zeros(2, 1).double(), torch.ones(2).double(), Y=Y)
     at = Unknowns.of(torch.tensor([[2.0]], dtype=torch.float64), 0.5)
     level, norms = torch.tensor([0.1, 0.15]).double(), torch.tensor([1.0, 3.0]).double()
     found = noise_weights(equation, at, level, norms, 0.1)
-    assert found.tolist() == pytest.approx([1 / math.sqrt(0.01 + 0.02), 1 / math.sqrt(0.0225 + 0.04)])
+    assert found.tolist() == pytest.approx(
+        [1 / math.sqrt(0.01 + 0.02), 1 / math.sqrt(0.0225 + 0.04)]
+    )
 
 
 def test_factors_give_the_gradient_back() -> None:

@@ -1,4 +1,5 @@
-"""Disks that are full or can only be read: what was there stays, nothing half written is left, and one sentence says why."""
+"""Disks that are full or can only be read: what was there stays, nothing half written is left, and
+one sentence says why."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def full_disk(size: int = 4096) -> Iterator[None]:
-    """No file may become larger: the kernel's answer is that of a full disk, with another number."""
+    """No file may become larger: the kernel's answer is that of a full disk, with another
+    number."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -46,7 +48,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 64 kB, where tests may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
-    if os.geteuid() != 0 or _LIBC.mount(b"none", str(place).encode(), b"tmpfs", 0, b"size=64k") != 0:
+    if (
+        os.geteuid() != 0
+        or _LIBC.mount(b"none", str(place).encode(), b"tmpfs", 0, b"size=64k") != 0
+    ):
         pytest.skip("Only root may mount a small disk.")
     yield place
     _LIBC.umount2(str(place).encode(), 2)
@@ -81,7 +86,9 @@ WRITERS = [_update, _training, _matching, _leak, _report, _strength]
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_file_that_may_not_grow_leaves_no_half(tmp_path: Path, write: Callable[[Path], None]) -> None:
+def test_a_file_that_may_not_grow_leaves_no_half(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
     with full_disk(1024), pytest.raises((OSError, UnsumError)) as told:
         write(tmp_path)
     assert isinstance(told.value, UnsumError) or told.value.errno in (errno.EFBIG, errno.ENOSPC)
@@ -89,7 +96,9 @@ def test_a_file_that_may_not_grow_leaves_no_half(tmp_path: Path, write: Callable
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_disk_that_is_full_leaves_no_half(small_disk: Path, write: Callable[[Path], None]) -> None:
+def test_a_disk_that_is_full_leaves_no_half(
+    small_disk: Path, write: Callable[[Path], None]
+) -> None:
     (small_disk / "fill").write_bytes(bytes(60_000))
     with pytest.raises((OSError, UnsumError)):
         write(small_disk)
@@ -100,7 +109,9 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, {"run": {"step": 1}})
     write_text(tmp_path / "result.json", "old")
     with full_disk(1024):
-        with pytest.raises(UnsumError, match=r"could not be written .*goes on from the one before it"):
+        with pytest.raises(
+            UnsumError, match=r"could not be written .*goes on from the one before it"
+        ):
             _training(tmp_path)
         with pytest.raises(OSError, match="File too large"):
             write_text(tmp_path / "result.json", "new" * 1000)
@@ -109,7 +120,9 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == [checkpoint.FILE, "result.json"]
 
 
-def test_a_report_that_finds_no_room_is_kept_elsewhere(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_finds_no_room_is_kept_elsewhere(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An attack may have taken hours."""
     (small_disk / "fill").write_bytes(bytes(60_000))
     with pytest.raises(UnsumError, match=r"No space left on device.*the report is in") as told:
@@ -124,7 +137,8 @@ def test_a_report_that_finds_no_room_is_kept_elsewhere(small_disk: Path, monkeyp
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_runs(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _LIBC.mount(b"none", str(small_disk).encode(), None, 32 | 1, None) == 0  # again, to be read only
+    # again, to be read only
+    assert _LIBC.mount(b"none", str(small_disk).encode(), None, 32 | 1, None) == 0
     monkeypatch.setattr("sys.argv", ["unsum", "audit", "--out", str(small_disk / "report")])
     monkeypatch.setattr(unsum, "audit", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as end:
@@ -165,7 +179,8 @@ def _out(tmp_path: Path, name: str) -> Path:
 @pytest.mark.parametrize("command", ["audit", "attack"])
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("link", "a link that leads nowhere"), ("link/inside", "a link that leads nowhere"), ("x" * 5000, "File name too long")],
+    [("link", "a link that leads nowhere"), ("link/inside", "a link that leads nowhere"),
+    ("x" * 5000, "File name too long")],
 )  # fmt: skip
 def test_a_folder_that_cannot_be_made_is_one_sentence(
     tmp_path: Path,
@@ -188,7 +203,9 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
 def test_an_update_has_no_place_behind_a_link_to_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["unsum", "capture", "--out", str(_out(tmp_path, "link/u.safetensors"))])
+    monkeypatch.setattr(
+        "sys.argv", ["unsum", "capture", "--out", str(_out(tmp_path, "link/u.safetensors"))]
+    )
     with pytest.raises(SystemExit) as end:
         unsum.commands.main.main()
     assert end.value.code == 2
@@ -198,7 +215,9 @@ def test_an_update_has_no_place_behind_a_link_to_nowhere(
 def test_a_name_that_is_too_long_for_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["unsum", "capture", "--out", str(tmp_path / f"{'x' * 5000}.safetensors")])
+    monkeypatch.setattr(
+        "sys.argv", ["unsum", "capture", "--out", str(tmp_path / f"{'x' * 5000}.safetensors")]
+    )
     with pytest.raises(SystemExit) as end:
         unsum.commands.main.main()
     assert end.value.code == 2

@@ -1,4 +1,5 @@
-"""Kills, Ctrl-C, lost devices and clocks that jump: what was finished is kept, and the same command goes on."""
+"""Kills, Ctrl-C, lost devices and clocks that jump: what was finished is kept, and the same command
+goes on."""
 
 from __future__ import annotations
 
@@ -39,10 +40,14 @@ def _sweep(folder: Path, **options: Any) -> unsum.Sweep:
 
 
 def _figures(sweep: unsum.Sweep) -> list[Any]:
-    return [[(s.leakage, s.label_correct) for s in point.samples] for point in sweep.curves[0].points]
+    return [
+        [(s.leakage, s.label_correct) for s in point.samples] for point in sweep.curves[0].points
+    ]
 
 
-def test_a_sweep_goes_on_with_the_strengths_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_goes_on_with_the_strengths_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
     defended = Bench.defended
 
@@ -107,7 +112,9 @@ def test_killed_and_interrupted_commands_leave_nothing_half_written(
     ]
     kept = 0
     for number in (signal.SIGINT, signal.SIGKILL):
-        running = subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        running = subprocess.Popen(
+            command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         deadline = time.monotonic() + 300
         while running.poll() is None and time.monotonic() < deadline:
             if out.exists() and len(list((out / UNFINISHED).glob("*.safetensors"))) > kept:
@@ -141,7 +148,16 @@ unsum.commands.main.main()
 
 @pytest.mark.long
 def test_too_little_memory_is_a_sentence(tmp_path: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-c", _WITH_LITTLE_MEMORY, "audit", "--model", "mlp", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-c",
+        _WITH_LITTLE_MEMORY,
+        "audit",
+        "--model",
+        "mlp",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, text=True, capture_output=True, timeout=300, env=environment)
     assert done.returncode == 2, done.stderr
     assert "memory" in done.stderr.lower()
@@ -162,13 +178,23 @@ def test_a_lost_device_costs_the_steps_since_the_last_checkpoint_alone(
     with monkeypatch.context() as here:
         here.setattr(Run, "_step", lost)
         with pytest.raises(RuntimeError, match="device lost"):
-            train_inverse(backbone(), photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40})
+            train_inverse(
+                backbone(), photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}
+            )
     steps: list[TrainingState] = []
     resumed = train_inverse(
-        backbone(), photos(40), photos(8, 1), tmp_path / "a", SHORT, card={"photos": 40}, watch=seen_by(steps)
+        backbone(),
+        photos(40),
+        photos(8, 1),
+        tmp_path / "a",
+        SHORT,
+        card={"photos": 40},
+        watch=seen_by(steps),
     )
     assert steps[0].step == 6
-    whole = train_inverse(backbone(), photos(40), photos(8, 1), tmp_path / "b", SHORT, card={"photos": 40})
+    whole = train_inverse(
+        backbone(), photos(40), photos(8, 1), tmp_path / "b", SHORT, card={"photos": 40}
+    )
     assert torch.equal(weights(resumed), weights(whole))
 
 
@@ -182,14 +208,18 @@ def test_ctrl_c_saves_the_moment(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_inverse(backbone(), photos(40), photos(8, 1), tmp_path, seldom, card={"photos": 40}, watch=stop)
+        train_inverse(
+            backbone(), photos(40), photos(8, 1), tmp_path, seldom, card={"photos": 40}, watch=stop
+        )
     state = checkpoint.read(tmp_path, {})
     assert state is not None
     assert state["progress"]["step"] == 4
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every duration is measured with a clock that cannot be set."""
     before = unsum.audit(_model(), _data())
     jumps = iter(range(0, -(10**9), -86_400))

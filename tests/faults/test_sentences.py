@@ -1,4 +1,5 @@
-"""Faults of the machine at the command line: one sentence, the right exit code, and how to go on."""
+"""Faults of the machine at the command line: one sentence, the right exit code, and how to go
+on."""
 
 from __future__ import annotations
 
@@ -13,13 +14,23 @@ import unsum
 import unsum.commands.main
 from unsum.commands import faults
 
-CUDA = getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: unspecified launch failure\nmore lines")
+CUDA = getattr(torch, "AcceleratorError", RuntimeError)(
+    "CUDA error: unspecified launch failure\nmore lines"
+)
 FAULTS = [
-    (OSError(errno.ENOSPC, "No space left on device", "out/report.html"), "to 'out/report.html': the disk is full"),
+    (
+        OSError(errno.ENOSPC, "No space left on device", "out/report.html"),
+        "to 'out/report.html': the disk is full",
+    ),
     (OSError(errno.EROFS, "Read-only file system"), "it can only be read"),
     (OSError(errno.EFBIG, "File too large"), "may not become larger"),
     (MemoryError(), "Memory ran out"),
-    (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), "Memory ran out"),
+    (
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+        ),
+        "Memory ran out",
+    ),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), "Memory ran out"),
     (CUDA, "The device failed (CUDA error: unspecified launch failure)"),
 ]
@@ -37,7 +48,11 @@ def _run(monkeypatch: pytest.MonkeyPatch, arguments: list[str], fail: object) ->
 
 @pytest.mark.parametrize(("fault", "sentence"), FAULTS, ids=lambda value: type(value).__name__)
 def test_a_fault_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: Exception, sentence: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    fault: Exception,
+    sentence: str,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise fault
@@ -52,7 +67,10 @@ def test_a_fault_is_one_sentence(
 
 @pytest.mark.parametrize(
     ("arguments", "further"),
-    [(["audit"], "run the same command again"), (["audit", "--sweep", "sign"], "goes on with the others")],
+    [
+        (["audit"], "run the same command again"),
+        (["audit", "--sweep", "sign"], "goes on with the others"),
+    ],
 )
 def test_ctrl_c_is_no_leak(
     monkeypatch: pytest.MonkeyPatch,
@@ -61,7 +79,8 @@ def test_ctrl_c_is_no_leak(
     arguments: list[str],
     further: str,
 ) -> None:
-    """The command-line library ends with 1 by itself, which a gate would read as a leak above its level."""
+    """The command-line library ends with 1 by itself, which a gate would read as a leak above its
+    level."""
     before = signal.getsignal(signal.SIGINT)
 
     def fail(*_: object, **__: object) -> None:
@@ -74,7 +93,9 @@ def test_ctrl_c_is_no_leak(
     assert further in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [KeyError("a defect"), SystemExit(1), EOFError(), BrokenPipeError()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyError("a defect"), SystemExit(1), EOFError(), BrokenPipeError()], ids=repr
+)
 @pytest.mark.parametrize("verbose", [True, False])
 def test_whatever_fails_is_no_leak_and_its_traceback_is_there_for_the_asking(
     monkeypatch: pytest.MonkeyPatch,

@@ -17,7 +17,9 @@ from unsum.files.array_file import open_archive, read_npy, read_npz
 def npy(shape: tuple[int, ...], numbers: int, *, fortran: bool = False) -> io.BytesIO:
     """The header of float32 numbers of this shape, and 0, 1, 2, … behind it."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": fortran, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": fortran, "shape": shape}
+    )
     file.write(np.arange(numbers, dtype="<f4").tobytes())
     file.seek(0)
     return file
@@ -60,7 +62,10 @@ def archive(path: Path, *names: str) -> Path:
 
 def test_the_arrays_that_are_asked_for_are_read(tmp_path: Path) -> None:
     file = archive(tmp_path / "a.npz", "one", "two")
-    assert {name: array.tolist() for name, array in read_npz(file).items()} == {"one": [0, 1], "two": [0, 1]}
+    assert {name: array.tolist() for name, array in read_npz(file).items()} == {
+        "one": [0, 1],
+        "two": [0, 1],
+    }
     assert list(read_npz(file, ["two", "three"])) == ["two"]
 
 

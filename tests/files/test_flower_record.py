@@ -15,7 +15,8 @@ import unsum
 from unsum.errors import UnsumError
 from unsum.files.flower_record import read_flower
 
-# Written by flwr 1.41: array_record_to_proto(record).SerializeToString(), with the arrays below under "0.weight" and "0.bias".
+# Written by flwr 1.41: array_record_to_proto(record).SerializeToString(), with the arrays below
+# under "0.weight" and "0.bias".
 RECORD = base64.b64decode(
     "CsQBCggwLndlaWdodBK3AQoHZmxvYXQzMhICAgMaDW51bXB5Lm5kYXJyYXkimAGTTlVNUFkBAHYAeydkZXNjcic6ICc8ZjQnLCAnZm9ydHJhbl9v"
     "cmRlcic6IEZhbHNlLCAnc2hhcGUnOiAoMiwgMyksIH0gICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg"
@@ -24,7 +25,8 @@ RECORD = base64.b64decode(
     "ICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgIAoAAAAAAAD4PwAAAAAAAADA"
 )
 WEIGHT, BIAS = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1.5, -2.0])
-# The same inside a RecordDict {"arrays": …, "metrics": {num-examples: 8, loss: 0.5}, "config": {lr: 0.1}}.
+# The same inside a RecordDict {"arrays": …, "metrics": {num-examples: 8, loss: 0.5}, "config": {lr:
+# 0.1}}.
 DICT = (
     b"\x0a\x8e\x03\x0a\x06arrays\x12\x83\x03"
     + RECORD
@@ -62,10 +64,13 @@ def test_an_update_out_of_a_record_fits_its_model(tmp_path: Path) -> None:
         (RECORD.replace(b"numpy.ndarray", b"torch.tensors", 1), "stored as 'torch.tensors'"),
         (b"\xff" * 40, "no protocol-buffer message"),
         (b"\x0a\x02\x12\x00", "an entry has no name"),
-        (RECORD.replace(b"'<f4'", b"'|O8'", 1), "holds Python objects"),  # pickled objects in a .npy
+        # pickled objects in a .npy
+        (RECORD.replace(b"'<f4'", b"'|O8'", 1), "holds Python objects"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_what_is_wrong_is_said_in_one_sentence(
+    tmp_path: Path, content: bytes, sentence: str
+) -> None:
     (tmp_path / "client.pb").write_bytes(content)
     with pytest.raises(UnsumError, match=sentence) as told:
         unsum.Update.load(tmp_path / "client.pb")
@@ -85,7 +90,8 @@ def test_damage_is_refused_or_read_and_never_crashes(place: int, byte: int, end:
 
 def test_the_installed_flower_writes_the_same() -> None:
     flwr = pytest.importorskip(
-        "flwr.app", reason="flwr pins older releases of typer and rich, so it is not among our own tools"
+        "flwr.app",
+        reason="flwr pins older releases of typer and rich, so it is not among our own tools",
     )
     from flwr.common.serde import array_record_to_proto
 

@@ -37,11 +37,15 @@ def test_three_tensors_are_too_many_where_two_are_allowed(
     monkeypatch.setenv("UNSUM_MAX_TENSORS", "3")
     assert sorted(read_tensors(file, "an update").tensors) == ["a", "b", "c"]
     monkeypatch.setenv("UNSUM_MAX_TENSORS", "2")
-    with pytest.raises(UnsumError, match=r"3 tensors, and 2 is the most .* set UNSUM_MAX_TENSORS higher"):
+    with pytest.raises(
+        UnsumError, match=r"3 tensors, and 2 is the most .* set UNSUM_MAX_TENSORS higher"
+    ):
         read_tensors(file, "an update")
 
 
-def test_names_are_counted_though_they_share_one_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_counted_though_they_share_one_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An archive of seven members: twelve names of one tensor."""
     one = torch.ones(2)
     torch.save({f"layer{i}": one for i in range(12)}, tmp_path / "sent.pt")
@@ -54,7 +58,11 @@ def test_names_are_counted_though_they_share_one_storage(tmp_path: Path, monkeyp
 
 def test_metadata_are_no_tensor(tmp_path: Path) -> None:
     save_file(THREE, tmp_path / "a.safetensors", metadata={"format": "pt"})
-    assert check_safetensors(tmp_path / "a.safetensors", Limits(tensors=3)) == {"a": (2,), "b": (2,), "c": (2,)}
+    assert check_safetensors(tmp_path / "a.safetensors", Limits(tensors=3)) == {
+        "a": (2,),
+        "b": (2,),
+        "c": (2,),
+    }
 
 
 def test_bytes_and_headers_at_the_limit_and_beyond(tmp_path: Path) -> None:
@@ -73,14 +81,18 @@ def test_what_is_packed_may_grow_by_its_factor_and_small_files_by_64_mib() -> No
     limits, small = Limits(expansion=3), 64 << 20
     limits.check_bytes(small, packed=1)
     limits.check_bytes(3 * small, packed=small)
-    with pytest.raises(LimitError, match=r"3 times its size is the most .* set UNSUM_MAX_EXPANSION"):
+    with pytest.raises(
+        LimitError, match=r"3 times its size is the most .* set UNSUM_MAX_EXPANSION"
+    ):
         limits.check_bytes(3 * small + 1, packed=small)
     with pytest.raises(LimitError, match="its 1 bytes would unpack"):
         limits.check_bytes(small + 1, packed=1)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "", "²"])
-def test_a_limit_is_a_whole_number_of_at_least_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_a_whole_number_of_at_least_one(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UNSUM_MAX_BYTES", text)
     with pytest.raises(UnsumError, match="UNSUM_MAX_BYTES must be a whole number of at least 1"):
         Limits.from_environment()

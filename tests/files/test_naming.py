@@ -64,7 +64,8 @@ def test_more_than_ten_arrays_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_a_whole_state_dict_in_order_loses_its_buffers(net: nn.Module, tmp_path: Path) -> None:
-    """What Flower's parameters are: arrays in the order of state_dict(), BatchNorm's statistics among them."""
+    """What Flower's parameters are: arrays in the order of state_dict(), BatchNorm's statistics
+    among them."""
     gradients = gradients_of(net)
     whole = [gradients.get(name, value) for name, value in net.state_dict().items()]
     update = Update.load(to_npz(tmp_path, whole), model=net)
@@ -86,11 +87,15 @@ def test_without_an_order_only_shapes_that_differ_are_matched(tmp_path: Path) ->
     gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
     save_file({f"z{9 - i}": g for i, g in enumerate(gradients.values())}, path)
     update = Update.load(path, model=model)
-    assert {n: update.gradients[n].tolist() for n in gradients} == {n: g.tolist() for n, g in gradients.items()}
+    assert {n: update.gradients[n].tolist() for n in gradients} == {
+        n: g.tolist() for n, g in gradients.items()
+    }
     assert "by their shapes" in update.notes[0]
     square = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
     save_file({f"layer{i}": torch.randn_like(p) for i, p in enumerate(square.parameters())}, path)
-    with pytest.raises(UnsumError, match=r"several could be the one of shape \(5, 5\); save them under the names"):
+    with pytest.raises(
+        UnsumError, match=r"several could be the one of shape \(5, 5\); save them under the names"
+    ):
         Update.load(path, model=square)
 
 
@@ -111,9 +116,15 @@ def checkpoints(
 ) -> tuple[Path, Path, dict[str, Tensor]]:
     gradients = gradients_of(model)
     first = model.state_dict()
-    second = {name: value - rate * gradients[name] if name in gradients else value + 1 for name, value in first.items()}
+    second = {
+        name: value - rate * gradients[name] if name in gradients else value + 1
+        for name, value in first.items()
+    }
     for name, state in (("before", first), ("after", second)):
-        torch.save({"epoch": 3, "state_dict": dict(state)} if wrap else dict(state), tmp_path / f"{name}.pt")
+        torch.save(
+            {"epoch": 3, "state_dict": dict(state)} if wrap else dict(state),
+            tmp_path / f"{name}.pt",
+        )
     return tmp_path / "before.pt", tmp_path / "after.pt", gradients
 
 
@@ -127,13 +138,17 @@ def test_two_checkpoints_are_an_update(net: nn.Module, tmp_path: Path, wrap: boo
     assert update.scale_known
     unknown = Update.between(before, after, model=net)
     assert not unknown.scale_known
-    torch.testing.assert_close(unknown.gradients["5.bias"], 0.5 * gradients["5.bias"], atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(
+        unknown.gradients["5.bias"], 0.5 * gradients["5.bias"], atol=1e-6, rtol=1e-3
+    )
 
 
 def test_several_steps_give_their_mean_and_say_so(net: nn.Module, tmp_path: Path) -> None:
     before, after, gradients = checkpoints(tmp_path, net, 0.5)
     update = Update.between(before, after, model=net, learning_rate=0.125, steps=4)
-    torch.testing.assert_close(update.gradients["5.bias"], gradients["5.bias"], atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(
+        update.gradients["5.bias"], gradients["5.bias"], atol=1e-6, rtol=1e-3
+    )
     assert any("4 local steps" in note for note in update.notes)
     with pytest.raises(UnsumError, match="at least 1"):
         Update.between(before, after, steps=0)
@@ -142,9 +157,16 @@ def test_several_steps_give_their_mean_and_say_so(net: nn.Module, tmp_path: Path
 def test_flowers_ordered_arrays_of_two_rounds(net: nn.Module, tmp_path: Path) -> None:
     gradients = gradients_of(net)
     for name, step in (("before", 0.0), ("after", 1.0)):
-        np.savez(tmp_path / name, *((v - step * gradients.get(n, 0 * v)).numpy() for n, v in net.state_dict().items()))
-    update = Update.between(tmp_path / "before.npz", tmp_path / "after.npz", model=net, learning_rate=1.0)
-    torch.testing.assert_close(update.gradients["5.weight"], gradients["5.weight"], atol=1e-6, rtol=1e-3)
+        np.savez(
+            tmp_path / name,
+            *((v - step * gradients.get(n, 0 * v)).numpy() for n, v in net.state_dict().items()),
+        )
+    update = Update.between(
+        tmp_path / "before.npz", tmp_path / "after.npz", model=net, learning_rate=1.0
+    )
+    torch.testing.assert_close(
+        update.gradients["5.weight"], gradients["5.weight"], atol=1e-6, rtol=1e-3
+    )
 
 
 def test_checkpoints_of_two_models_are_refused(net: nn.Module, tmp_path: Path) -> None:
@@ -175,7 +197,8 @@ def test_a_file_damaged_anywhere_gives_one_sentence(tmp_path: Path, suffix: str)
         assert "\n" not in str(error.value)
     for place in generator.integers(0, len(whole), 150):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        with contextlib.suppress(UnsumError):  # a flipped bit among the values is nobody's to notice
+        # a flipped bit among the values is nobody's to notice
+        with contextlib.suppress(UnsumError):
             Update.load(path)
 
 
@@ -192,7 +215,8 @@ def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_tensor_that_fits_two_layers_is_not_guessed() -> None:
-    """One of two layers of a shape was sent: nothing tells which. The bias of three has one place."""
+    """One of two layers of a shape was sent: nothing tells which. The bias of three has one
+    place."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 3))
     sent = {"left": torch.ones(4, 4), "right": torch.ones(3)}
     with pytest.raises(UnsumError, match=r"several could be the one of shape \(4, 4\)"):

@@ -1,4 +1,5 @@
-"""A process of its own with little memory: what runs there either fits into it, or the test sees that it did not."""
+"""A process of its own with little memory: what runs there either fits into it, or the test sees
+that it did not."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ given = json.load(sys.stdin)
 
 
 def within_memory(program: str, given: Any, *, room: int = 1 << 30, timeout: float = 120) -> Any:
-    """What `program` prints last, as JSON; it finds `given` under that name, and `room` more bytes than it starts with."""
+    """What `program` prints last, as JSON; it finds `given` under that name, and `room` more bytes
+    than it starts with."""
     child = subprocess.run(
         [sys.executable, "-c", _START.format(room=room) + program],
         input=json.dumps(given),

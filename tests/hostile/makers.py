@@ -1,4 +1,5 @@
-"""Files as a hostile or a careless stranger would send them: raw bytes, made by hand where no library would write such things."""
+"""Files as a hostile or a careless stranger would send them: raw bytes, made by hand where no
+library would write such things."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ def entry(dtype: str, shape: list[Any], begin: int, end: int) -> dict[str, Any]:
 
 
 def npy(
-    descr: str, shape: tuple[int, ...], body: bytes, *, fortran: bool = False, magic: bytes = b"\x93NUMPY\x01\x00"
+    descr: str,
+    shape: tuple[int, ...],
+    body: bytes,
+    *,
+    fortran: bool = False,
+    magic: bytes = b"\x93NUMPY\x01\x00",
 ) -> bytes:
     header = f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}\n".encode()
     return magic + struct.pack("<H", len(header)) + header + body
@@ -50,7 +56,8 @@ def npz(**arrays: Any) -> bytes:
 
 
 def npz_bomb(size: int) -> bytes:
-    """An array of `size` bytes of zeros, compressed a thousandfold; it is written piece by piece."""
+    """An array of `size` bytes of zeros, compressed a thousandfold; it is written piece by
+    piece."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -122,11 +129,19 @@ def huge_png(width: int, height: int) -> bytes:
     """A PNG that says it is so large, in a hundred bytes."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">L", len(content)) + kind + content + struct.pack(">L", zlib.crc32(kind + content))
+        return (
+            struct.pack(">L", len(content))
+            + kind
+            + content
+            + struct.pack(">L", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">LLBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
     )
 
 
@@ -154,7 +169,8 @@ def tar_promising(name: str, size: int) -> bytes:
 
 
 def long_header_bomb(size: int) -> bytes:
-    """A tar.gz whose name is `size` bytes long: a reader that believes it takes the memory at once."""
+    """A tar.gz whose name is `size` bytes long: a reader that believes it takes the memory at
+    once."""
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
     buffer = io.BytesIO()
@@ -182,7 +198,9 @@ def xz_with_dictionary(size: int) -> bytes:
     """An xz stream whose header asks for a dictionary of `size` bytes to unpack it."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
     content = bytearray(lzma.compress(tar([("a/b.png", picture())]), filters=filters))
-    block = 12  # after the stream's own header: size, flags, filter id, length of its properties, the dictionary's size
+    # after the stream's own header: size, flags, filter id, length of its properties, the
+    # dictionary's size
+    block = 12
     content[block + 4] = 2 * (size.bit_length() - 1) - 24
     length = (content[block] + 1) * 4
     content[block + length - 4 : block + length] = struct.pack(

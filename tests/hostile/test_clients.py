@@ -1,4 +1,5 @@
-"""One client against the server: what it declares takes no memory, and is met with a sentence, never with a low leak."""
+"""One client against the server: what it declares takes no memory, and is met with a sentence,
+never with a low leak."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from unsum.local_training import LocalTraining
 
 HUGE = 10**30
 
-# What the audit of a Flower round does with one client: the counters of its BatchNorm went up by `given` batches.
+# What the audit of a Flower round does with one client: the counters of its BatchNorm went up by
+# `given` batches.
 _ROUND = """
 sys.path.insert(0, ".")
 from integrations.networks import network, photos, trained
@@ -57,16 +59,25 @@ def test_an_honest_client_is_audited_within_the_same_memory() -> None:
 
 
 def _update(path: Path, metadata: str) -> Path:
-    """A gradient of three samples for a head of 5 classes, with metadata as a stranger writes it."""
+    """A gradient of three samples for a head of 5 classes, with metadata as a stranger writes
+    it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
     update = unsum.capture(model, torch.rand(2, 12), torch.tensor([0, 3]))
-    save_tensors({name: g.contiguous() for name, g in update.gradients.items()}, path, {"unsum-update": metadata})
+    save_tensors(
+        {name: g.contiguous() for name, g in update.gradients.items()},
+        path,
+        {"unsum-update": metadata},
+    )
     return path
 
 
 def _steps(steps: Any, **others: Any) -> dict[str, Any]:
-    return {"kind": "delta", "learning_rate": 0.1, "training": {"learning_rate": 0.1, "steps": steps} | others}
+    return {
+        "kind": "delta",
+        "learning_rate": 0.1,
+        "training": {"learning_rate": 0.1, "steps": steps} | others,
+    }
 
 
 _FILE = """
@@ -142,7 +153,9 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("metadata", NUMBERS, ids=lambda metadata: json.dumps(metadata)[:60])
-def test_metadata_that_makes_no_sense_is_one_sentence(tmp_path: Path, metadata: dict[str, Any]) -> None:
+def test_metadata_that_makes_no_sense_is_one_sentence(
+    tmp_path: Path, metadata: dict[str, Any]
+) -> None:
     path = _update(tmp_path / "u.safetensors", json.dumps(metadata))
     with pytest.raises(UnsumError) as told:
         unsum.Update.load(path)
@@ -153,8 +166,9 @@ def test_metadata_that_makes_no_sense_is_one_sentence(tmp_path: Path, metadata: 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"steps": 2.5}, {"steps": "2"}, {"learning_rate": "0.1"}, {"learning_rate": float("inf")}, {"epochs": 1.5},
-        {"momentum": None}, {"weight_decay": float("inf"), "learning_rate": 0.1}, {"batch_size": 0},
+        {"steps": 2.5}, {"steps": "2"}, {"learning_rate": "0.1"}, {"learning_rate": float("inf")},
+        {"epochs": 1.5}, {"momentum": None}, {"weight_decay": float("inf"), "learning_rate": 0.1},
+        {"batch_size": 0},
     ],
 )  # fmt: skip
 def test_so_is_local_training_that_makes_no_sense(settings: dict[str, Any]) -> None:
@@ -179,7 +193,9 @@ def test_gradients_at_the_ends_of_float32_are_answered_without_a_claim(value: fl
     assert unsum.attack(
         model, unsum.capture(model, torch.rand(1, 12), torch.tensor([3]))
     ).exact  # what was sent is claimed
-    update = unsum.Update({name: torch.randn_like(p).sign() * value for name, p in model.named_parameters()})
+    update = unsum.Update(
+        {name: torch.randn_like(p).sign() * value for name, p in model.named_parameters()}
+    )
     with contextlib.suppress(UnsumError):
         assert not unsum.attack(model, update).exact
 
@@ -187,7 +203,10 @@ def test_gradients_at_the_ends_of_float32_are_answered_without_a_claim(value: fl
 def test_long_names_of_tensors_are_cut_in_sentences() -> None:
     model, name = nn.Linear(4, 3), "layer." * 5000
     told = []
-    for gradients in ({name: torch.zeros(3, 4)}, {"weight": torch.zeros(3, 4), name: torch.zeros(3)}):
+    for gradients in (
+        {name: torch.zeros(3, 4)},
+        {"weight": torch.zeros(3, 4), name: torch.zeros(3)},
+    ):
         with pytest.raises(UnsumError) as refusal:
             unsum.Update(gradients).validate(model)
         told.append(str(refusal.value))
@@ -200,4 +219,6 @@ def test_long_names_of_tensors_are_cut_in_sentences() -> None:
     with pytest.raises(UnsumError) as refusal:
         seen(model, {**model.state_dict(), name: torch.zeros(1)}, model.state_dict())
     told.append(str(refusal.value))
-    assert all("layer.layer." in sentence and "…" in sentence and len(sentence) < 400 for sentence in told)
+    assert all(
+        "layer.layer." in sentence and "…" in sentence and len(sentence) < 400 for sentence in told
+    )

@@ -1,4 +1,5 @@
-"""Every case of the table: one sentence or the right values, and no memory taken for what a header merely promises."""
+"""Every case of the table: one sentence or the right values, and no memory taken for what a header
+merely promises."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from unsum.errors import UnsumError
 from unsum.files.limits import Limits
 from unsum.files.tensor_file import read_tensors
 
-_MOST = 8 << 20  # bytes that a refusal may take; the largest headers of the table are of 20 MB, refused unread
+# bytes that a refusal may take; the largest headers of the table are of 20 MB, refused unread
+_MOST = 8 << 20
 
 
 def _refused(case: Case, path: Path, read: object) -> None:
@@ -50,7 +52,9 @@ def test_updates(case: Case, tmp_path: Path) -> None:
     scale = {"denormals": 1e-44, "zeros": 0.0}.get(case.name, 1.0)
     for name, expected in {"fc.weight": WEIGHT, "fc.bias": BIAS}.items():
         if name in found.gradients:
-            np.testing.assert_array_equal(found.gradients[name].numpy(), (expected * scale).astype(np.float32))
+            np.testing.assert_array_equal(
+                found.gradients[name].numpy(), (expected * scale).astype(np.float32)
+            )
     assert found.gradients["fc.weight"].is_contiguous()
 
 
@@ -66,15 +70,22 @@ def test_photos(case: Case, tmp_path: Path) -> None:
 
 
 class TestLimits:
-    def test_they_come_from_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_they_come_from_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         path = tmp_path / "u.npz"
         np.savez(path, a=np.zeros(1000), b=np.zeros(10))
         assert len(read_tensors(path, "update").tensors) == 2
-        for name, sentence in {"TENSORS": "holds 2 tensors", "BYTES": "unpack to", "METADATA": "header has"}.items():
+        for name, sentence in {
+            "TENSORS": "holds 2 tensors",
+            "BYTES": "unpack to",
+            "METADATA": "header has",
+        }.items():
             with monkeypatch.context() as here:
                 here.setenv(f"UNSUM_MAX_{name}", "1")
                 with pytest.raises(
-                    UnsumError, match=f"'u.npz' is too large to be read: it.*{sentence}.*UNSUM_MAX_{name}"
+                    UnsumError,
+                    match=f"'u.npz' is too large to be read: it.*{sentence}.*UNSUM_MAX_{name}",
                 ):
                     read_tensors(path, "update")
 
@@ -90,9 +101,11 @@ class TestLimits:
             Limits.from_environment()
 
 
-# A few of them through the whole command line, in a process that may not grow by more than a few hundred megabytes.
+# A few of them through the whole command line, in a process that may not grow by more than a few
+# hundred megabytes.
 _THROUGH_THE_COMMAND = {
-    "u.npz: zip bomb", "u.pt: a terabyte by strides", "u.pt: code", "u.safetensors: huge shape", "u.npz: NaN", "u.pb: lie",
+    "u.npz: zip bomb", "u.pt: a terabyte by strides", "u.pt: code", "u.safetensors: huge shape",
+    "u.npz: NaN", "u.pb: lie",
 }  # fmt: skip
 _CHILD = """
 import json, resource, sys
@@ -120,18 +133,34 @@ def test_the_command_line_says_it_too_and_ends_with_2_within_its_memory(tmp_path
         folder.mkdir()
         if f"{case.file}: {case.name}" in _THROUGH_THE_COMMAND:
             commands.append(
-                ["attack", "--model", "mlp", "--update", str(case.lay(folder)), "--out", str(folder / "out")]
+                [
+                    "attack",
+                    "--model",
+                    "mlp",
+                    "--update",
+                    str(case.lay(folder)),
+                    "--out",
+                    str(folder / "out"),
+                ]
             )
         elif case in PHOTOS and case.name in ("bomb", "npz with a lie"):
-            commands.append(["audit", "--data", str(case.lay(folder)), "--out", str(folder / "out")])
+            commands.append(
+                ["audit", "--data", str(case.lay(folder)), "--out", str(folder / "out")]
+            )
     assert len(commands) == len(_THROUGH_THE_COMMAND) + 2
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=json.dumps(commands), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _CHILD],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert child.returncode == 0, child.stderr
     assert json.loads(child.stdout.splitlines()[-1]) == [2] * len(commands)
     assert "Traceback" not in child.stderr
-    sentences = [line for line in child.stderr.splitlines() if not line.startswith("unsum: Loading")]
+    sentences = [
+        line for line in child.stderr.splitlines() if not line.startswith("unsum: Loading")
+    ]
     assert len(sentences) == len(commands)
     assert not list(tmp_path.glob("*/out"))
 
@@ -147,7 +176,9 @@ def test_a_factory_runs_only_when_it_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_published_weights_in_torchs_folder_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_in_torchs_folder_run_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hostile.makers import Runs
     from unsum.models import load_model
 
@@ -168,7 +199,8 @@ def test_pickles_of_data_sets_run_no_code(tmp_path: Path, monkeypatch: pytest.Mo
     from hostile.makers import Runs
     from unsum.data import open_data
 
-    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda _self: True)  # as if the digests could be met
+    # as if the digests could be met
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda _self: True)
     folder = tmp_path / CIFAR10.base_folder
     folder.mkdir()
     for name, _ in CIFAR10.train_list:
@@ -194,7 +226,9 @@ def test_cifar_itself_still_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name, _ in CIFAR10.train_list:
         content = {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}, protocol=2))
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": list("abcdefghij")}, protocol=2)
+    )
     assert len(open_data(f"torchvision:CIFAR10:{tmp_path}").names) == 10
 
 
@@ -203,7 +237,12 @@ def test_an_inverse_whose_card_asks_for_a_huge_network(tmp_path: Path) -> None:
 
     from unsum.invert.method import Inverse
 
-    card = {"photos": 1, "size": 64, "architecture": "decoder", "layout": {"kind": "vector", "shape": [8]}}
+    card = {
+        "photos": 1,
+        "size": 64,
+        "architecture": "decoder",
+        "layout": {"kind": "vector", "shape": [8]},
+    }
     for settings in (
         {"stages": [[1 << 30, 2]]},
         {"stages": [[8, 10**9]]},
@@ -212,7 +251,9 @@ def test_an_inverse_whose_card_asks_for_a_huge_network(tmp_path: Path) -> None:
         {"patch": 1 << 40},
     ):
         save_file(
-            {"gain": torch.ones(())}, tmp_path / "i.safetensors", {"card": json.dumps(card | {"settings": settings})}
+            {"gain": torch.ones(())},
+            tmp_path / "i.safetensors",
+            {"card": json.dumps(card | {"settings": settings})},
         )
         with pytest.raises(UnsumError, match="is not an inverse written by unsum"):
             Inverse.load(tmp_path / "i.safetensors")

@@ -1,4 +1,5 @@
-"""A short fuzz of every format, in this process: `python fuzz/run.py` runs the same for as long as one likes."""
+"""A short fuzz of every format, in this process: `python fuzz/run.py` runs the same for as long as
+one likes."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import pytest
 
 FUZZ = Path(__file__).resolve().parents[2] / "fuzz"
 FORMATS = {
-    "safetensors": 1000, "npz": 600, "npy": 600, "flower": 600, "pt": 300, "pt-legacy": 300, "tar": 300, "tar-gz": 200,
-    "photos-npz": 300, "utility-npz": 150, "picture": 600, "inverse": 100, "training-checkpoint": 150,
-    "matching-checkpoint": 600, "order": 600,
+    "safetensors": 1000, "npz": 600, "npy": 600, "flower": 600, "pt": 300, "pt-legacy": 300,
+    "tar": 300, "tar-gz": 200, "photos-npz": 300, "utility-npz": 150, "picture": 600,
+    "inverse": 100, "training-checkpoint": 150, "matching-checkpoint": 600, "order": 600,
 }  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def test_nothing_but_clean_errors(
         signal.signal(signal.SIGALRM, before)
     assert tally.findings == []
     assert tally.read + tally.refused == tally.mutations == mutations
-    assert tally.read > 0  # the mutations are not all so coarse that nothing but the first check is reached
+    # the mutations are not all so coarse that nothing but the first check is reached
+    assert tally.read > 0
     assert tally.sentences > 1
 
 

@@ -1,4 +1,5 @@
-"""A small network with BatchNorm, photos of the size of CIFAR's, and a client that trains by SGD and sends all of its state."""
+"""A small network with BatchNorm, photos of the size of CIFAR's, and a client that trains by SGD
+and sends all of its state."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def trained(
     decay: float = 0.0,
     momentum: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The whole state dict after `steps` steps on the one batch, BatchNorm's statistics included."""
+    """The whole state dict after `steps` steps on the one batch, BatchNorm's statistics
+    included."""
     local = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(local.parameters(), lr=rate, weight_decay=decay, momentum=momentum)
     for _ in range(steps):

@@ -1,4 +1,5 @@
-"""What a server's metrics say of one client: the batch size granted, and nothing that passes for 0 where nobody knows."""
+"""What a server's metrics say of one client: the batch size granted, and nothing that passes for 0
+where nobody knows."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_a_guard_keeps_back_what_it_cannot_decide() -> None:
     assert "cannot tell" in judged.reason
 
 
-def test_a_guard_passes_nothing_undecided_however_high_its_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_passes_nothing_undecided_however_high_its_threshold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, after = crowd()
     monkeypatch.setattr(Guard, "_leakage", lambda *_: (0.3, "the others cannot be told apart"))
     judged = Guard(model, 0.5, training=KNOWN).judge(model.state_dict(), after)

@@ -49,11 +49,16 @@ def test_work_beyond_its_time_is_stopped() -> None:
 
 def test_a_leaking_update_is_refused_and_a_drowned_one_passes_unchanged() -> None:
     model = network()
-    guard, after = Guard(model, training=KNOWN, attack="exact"), trained(model, *photos(), rate=RATE)
+    guard, after = (
+        Guard(model, training=KNOWN, attack="exact"),
+        trained(model, *photos(), rate=RATE),
+    )
     refused = guard.judge(model.state_dict(), after)
     assert refused.weights is None
     assert refused.leakage > 0.999
-    drowned = {n: v + torch.randn(v.shape) if v.is_floating_point() else v for n, v in after.items()}
+    drowned = {
+        n: v + torch.randn(v.shape) if v.is_floating_point() else v for n, v in after.items()
+    }
     passed = guard.judge(model.state_dict(), drowned)
     assert passed.weights is not None
     assert all(torch.equal(passed.weights[name], drowned[name]) for name in drowned)
@@ -68,14 +73,17 @@ def test_noise_is_no_more_than_needed() -> None:
     assert judged.weights is not None
     added = judged.weights["7.weight"] - after["7.weight"]
     assert float(added.std()) == pytest.approx(judged.noise, rel=0.05)
-    less = {n: v + (judged.weights[n] - v) / 9 if v.is_floating_point() else v for n, v in after.items()}
+    less = {
+        n: v + (judged.weights[n] - v) / 9 if v.is_floating_point() else v for n, v in after.items()
+    }
     assert Guard(model, training=KNOWN, attack="exact").judge(received, less).weights is None
 
 
 def test_noise_spares_what_was_not_trained_and_statistics_under_any_name() -> None:
     model = network()
     received = {name: value.clone() for name, value in model.state_dict().items()}
-    after = trained(model, *photos(), rate=RATE) | {"0.weight": received["0.weight"]}  # a frozen layer
+    # a frozen layer
+    after = trained(model, *photos(), rate=RATE) | {"0.weight": received["0.weight"]}
     spared = ("0.weight", "1.running_mean", "1.running_var", "4.num_batches_tracked")
     for numbered in (False, True):
         names = {name: str(i) if numbered else name for i, name in enumerate(received)}
@@ -120,15 +128,25 @@ def test_settings_that_say_nothing_are_refused() -> None:
 
 def test_a_finding_is_plain_json_and_figures_count_what_is_certain() -> None:
     sure = ClientFinding(
-        1, "7", "audited", exact=True, predicted_error=1e-6, leakage=1.0, batch_size=8, distinct=8, label_counts={3: 8}
+        1,
+        "7",
+        "audited",
+        exact=True,
+        predicted_error=1e-6,
+        leakage=1.0,
+        batch_size=8,
+        distinct=8,
+        label_counts={3: 8},
     )
-    vague = ClientFinding(1, "8", "audited", predicted_error=math.inf, leakage=math.nan, batch_size=5)
+    vague = ClientFinding(
+        1, "8", "audited", predicted_error=math.inf, leakage=math.nan, batch_size=5
+    )
     late = ClientFinding(1, "9", "out of time")
     content = json.loads(json.dumps(vague.to_dict(), allow_nan=False))
     assert content["predicted_error"] is None
     assert json.loads(json.dumps(sure.to_dict()))["label_counts"] == {"3": 8}
     figures = figures_of([sure, vague, late], 0.5)
     assert figures == {
-        "leak-audited": 2, "leak-not-audited": 1, "leak-exact": 1, "leak-exact-samples": 8, "leak-statistics": 0,
-        "leak-seconds": 0.5, "leak-worst": 1.0, "leak-not-decidable": 2,
+        "leak-audited": 2, "leak-not-audited": 1, "leak-exact": 1, "leak-exact-samples": 8,
+        "leak-statistics": 0, "leak-seconds": 0.5, "leak-worst": 1.0, "leak-not-decidable": 2,
     }  # fmt: skip

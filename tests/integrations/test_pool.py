@@ -1,4 +1,5 @@
-"""Audits behind the training: handed over at once, found later, and none that was accepted is lost."""
+"""Audits behind the training: handed over at once, found later, and none that was accepted is
+lost."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ def sent_back(number: int) -> ArrivedWeights:
         for parameter in model.parameters():
             parameter -= RATE * parameter.grad  # type: ignore[operator]
     return ArrivedWeights(
-        str(number), None, 1, before, model.state_dict(), LocalTraining(learning_rate=RATE), num_examples=3
+        str(number),
+        None,
+        1,
+        before,
+        model.state_dict(),
+        LocalTraining(learning_rate=RATE),
+        num_examples=3,
     )
 
 
@@ -36,11 +43,15 @@ def test_a_worker_makes_the_update_of_the_weights() -> None:
     found = sent_back(7).look(network(), AttackOptions(), train=True)
     assert (found.outcome, found.label_counts, found.num_examples) == ("audited", {4: 2, 7: 1}, 3)
     assert found.leakage > 0.99
-    torn = ArrivedWeights("8", None, 2, {"1.weight": torch.zeros(2, 2)}, {}).look(network(), AttackOptions(), True)
+    torn = ArrivedWeights("8", None, 2, {"1.weight": torch.zeros(2, 2)}, {}).look(
+        network(), AttackOptions(), True
+    )
     assert (torn.round, torn.outcome) == (2, "failed")
 
 
-def test_handing_over_never_waits_and_says_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handing_over_never_waits_and_says_when_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def slowly(campaign: Any, arrived: Any, processes: int) -> Any:
         for one in arrived:
             time.sleep(0.2)

@@ -1,4 +1,5 @@
-"""From weights sent out and back to what the server sees: signs, scales, names, and BatchNorm's statistics."""
+"""From weights sent out and back to what the server sees: signs, scales, names, and BatchNorm's
+statistics."""
 
 from __future__ import annotations
 
@@ -26,10 +27,13 @@ def test_one_step_gives_the_gradient_with_its_sign_and_size() -> None:
     model = network().double()
     images, targets = photos()
     after = trained(model, images.double(), targets, rate=RATE)
-    update = seen(model, model.state_dict(), after, LocalTraining(learning_rate=RATE), num_examples=4).update
+    update = seen(
+        model, model.state_dict(), after, LocalTraining(learning_rate=RATE), num_examples=4
+    ).update
     truth = unsum.capture(model, images.double(), targets).gradients
     assert update.gradients.keys() == truth.keys()  # no statistics among them
-    for name in ("0.weight", "7.weight", "7.bias"):  # behind a BatchNorm, biases have a gradient of zero
+    # behind a BatchNorm, biases have a gradient of zero
+    for name in ("0.weight", "7.weight", "7.bias"):
         assert relative(update.gradients[name], truth[name]) < 1e-12
     assert (update.num_examples, update.batch_size, update.scale_known) == (4, None, True)
 
@@ -41,7 +45,11 @@ def test_weight_decay_is_taken_out_again() -> None:
     known = LocalTraining(learning_rate=RATE, weight_decay=0.05)
     truth = unsum.capture(model, images.double(), targets).gradients
     assert (
-        relative(seen(model, model.state_dict(), after, known).update.gradients["7.weight"], truth["7.weight"]) < 1e-12
+        relative(
+            seen(model, model.state_dict(), after, known).update.gradients["7.weight"],
+            truth["7.weight"],
+        )
+        < 1e-12
     )
     plain = seen(model, model.state_dict(), after, LocalTraining(learning_rate=RATE)).update
     assert relative(plain.gradients["7.weight"], truth["7.weight"]) > 0.01
@@ -84,7 +92,11 @@ def test_statistics_give_the_batchs_mean_and_variance_away(momentum: float | Non
 def test_without_statistics_nothing_is_read() -> None:
     model = network()
     before = {name: p.detach() for name, p in model.named_parameters()}
-    after = {name: value for name, value in trained(model, *photos(), rate=RATE).items() if name in before}
+    after = {
+        name: value
+        for name, value in trained(model, *photos(), rate=RATE).items()
+        if name in before
+    }
     found = seen(model, before, after)
     assert found.statistics.note is None
     assert found.statistics.steps is None
@@ -101,13 +113,17 @@ def test_arrays_under_numbers_are_matched_by_order() -> None:
     model = network()
     after = trained(model, *photos(), rate=RATE)
     numbered = [
-        {str(i): value.numpy() for i, value in enumerate(state.values())} for state in (model.state_dict(), after)
+        {str(i): value.numpy() for i, value in enumerate(state.values())}
+        for state in (model.state_dict(), after)
     ]
     update = seen(model, *numbered, LocalTraining(learning_rate=RATE)).update
     assert relative(update.gradients["7.weight"], gradients(model)["7.weight"]) < 1e-5
     other = network(seed=9)
     fill(other, numbered[0])
-    assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(other.state_dict().values(), model.state_dict().values(), strict=True)
+    )
 
 
 def test_filling_with_parameters_alone_leaves_buffers() -> None:
@@ -141,7 +157,10 @@ def test_counters_that_are_no_numbers_say_nothing(counter: float) -> None:
     model = network()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     after = trained(model, *photos(), rate=0.1)
-    told = {name: torch.tensor(counter) if "num_batches" in name else tensor for name, tensor in after.items()}
+    told = {
+        name: torch.tensor(counter) if "num_batches" in name else tensor
+        for name, tensor in after.items()
+    }
     statistics = read_statistics(model, before, told)
     assert statistics.layers
     assert statistics.steps == (10**18 if counter == 10**18 else None)

@@ -58,9 +58,13 @@ def test_a_clip_and_noise_cap_every_round_at_the_mechanisms_bound() -> None:
 def test_local_steps_are_played_as_they_are_declared() -> None:
     known = LocalTraining(learning_rate=0.1, batch_size=1, epochs=2)
     one, label = (part[:1] for part in data())
-    got = OverRounds(dense(), StandIn((one, label), [Noise(1.0)], known, seconds=SLOW)).add(1, weights(1))
+    got = OverRounds(dense(), StandIn((one, label), [Noise(1.0)], known, seconds=SLOW)).add(
+        1, weights(1)
+    )
     how: dict[str, Any] = {"learning_rate": 0.1, "local_steps": 2, "epochs": 2, "pairs": 64}
-    assert got.ceiling == pytest.approx(unsum.ceiling(dense(1), (one, label), noise=1.0, **how).highest)
+    assert got.ceiling == pytest.approx(
+        unsum.ceiling(dense(1), (one, label), noise=1.0, **how).highest
+    )
     with pytest.raises(UnsumError, match="needs a learning rate"):
         StandIn(data(), [Noise(1.0)], LocalTraining(steps=3))
     with pytest.raises(UnsumError, match="must be positive"):
@@ -92,8 +96,14 @@ def test_batchnorms_statistics_pass_by_the_noise() -> None:
     got = OverRounds(model, StandIn((images, labels), **how)).add(1, sent)
     assert got.ceiling == 1.0
     assert "BatchNorm's statistics" in got.why
-    assert OverRounds(model, StandIn((images, labels), **how, train=False)).add(1, sent).ceiling < 0.2
-    kept_back = {name: value for name, value in sent.items() if "running" not in name and "tracked" not in name}
+    assert (
+        OverRounds(model, StandIn((images, labels), **how, train=False)).add(1, sent).ceiling < 0.2
+    )
+    kept_back = {
+        name: value
+        for name, value in sent.items()
+        if "running" not in name and "tracked" not in name
+    }
     assert OverRounds(model, StandIn((images, labels), **how)).add(1, kept_back).ceiling < 0.2
 
 
@@ -105,7 +115,9 @@ def test_beside_the_training_it_is_the_same_curve() -> None:
     got = beside.finish()
     curve = OverRounds(dense(9), client)
     asked = [curve.add(number, weights(number)) for number in (1, 2)]
-    assert [(one.round, one.ceiling, one.pairs) for one in got] == [(o.round, o.ceiling, o.pairs) for o in asked]
+    assert [(one.round, one.ceiling, one.pairs) for one in got] == [
+        (o.round, o.ceiling, o.pairs) for o in asked
+    ]
     assert beside.ready() == []
 
 
@@ -156,7 +168,9 @@ def test_rounds_that_are_taken_to_be_alike() -> None:
     got = like_this_one(dense(1), client, [2, 5], bare=False)
     one = unsum.ceiling(dense(1), data(), noise=2.0, pairs=64)
     assert [(point.round, point.rounds) for point in got] == [(2, 1), (5, 2)]
-    assert [point.ceiling for point in got] == pytest.approx([one.highest, float(one.after(2).max())])
+    assert [point.ceiling for point in got] == pytest.approx(
+        [one.highest, float(one.after(2).max())]
+    )
     bare = like_this_one(dense(1), client, [0], bare=True)
     assert (bare[0].ceiling, bare[0].pairs) == (1.0, 0)
 
@@ -175,4 +189,6 @@ def test_a_client_that_cannot_be_played_has_no_ceiling_and_the_page_says_why() -
     wide = torch.randn(2, 9), torch.tensor([0, 1])
     (only,) = like_this_one(dense(), StandIn(wide, [Noise(1.0)]), [4], bare=False)
     assert (only.round, only.ceiling) == (4, 1.0)
-    assert only.sentence.startswith("After 1 round the ceiling is 100 %: round 4 could not be played.")
+    assert only.sentence.startswith(
+        "After 1 round the ceiling is 100 %: round 4 could not be played."
+    )

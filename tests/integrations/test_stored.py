@@ -1,4 +1,5 @@
-"""A stored run, audited client by client and round by round; rounds that are missing, and files that are damaged."""
+"""A stored run, audited client by client and round by round; rounds that are missing, and files
+that are damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from unsum.audit.ceilings import over_rounds
 from unsum.audit.round_ceiling import NEEDS_DATA
 from unsum.audit.wording import percent
 from unsum.errors import UnsumError
-from unsum.integrations.stored import gaps, replies, sent_weights, store_back, store_sent, trained_as
+from unsum.integrations.stored import (
+    gaps,
+    replies,
+    sent_weights,
+    store_back,
+    store_sent,
+    trained_as,
+)
 from unsum.local_training import LocalTraining
 
 RATE, CLASSES = 0.05, 6
@@ -29,14 +37,20 @@ from torch import nn
 
 
 def network():
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 6))
+    dense = nn.Linear(192, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU()
+    return nn.Sequential(nn.Flatten(), *dense, nn.Linear(48, 6))
 """
 
 
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(192, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, CLASSES)
+        nn.Flatten(),
+        nn.Linear(192, 48),
+        nn.ReLU(),
+        nn.Linear(48, 48),
+        nn.ReLU(),
+        nn.Linear(48, CLASSES),
     )
 
 
@@ -52,7 +66,8 @@ def trained(model: nn.Module, x: Tensor, y: Tensor, size: int) -> dict[str, Tens
 
 @pytest.fixture
 def stored(tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Client 7 takes one step of 4 samples, client 8 twenty steps of 4; rounds 1 and 3, and the true labels of both."""
+    """Client 7 takes one step of 4 samples, client 8 twenty steps of 4; rounds 1 and 3, and the
+    true labels of both."""
     folder, model = tmp_path / "seen", network()
     (tmp_path / "net.py").write_text(MODEL)
     x, y = torch.rand(80, 3, 8, 8), torch.randint(0, CLASSES, (80,))
@@ -77,7 +92,17 @@ def test_every_client_and_round_stands_on_one_page(
     (folder / "round-3" / "client-9.safetensors").write_bytes(b"no tensors")
     model, out = f"{tmp_path / 'net.py'}:network", tmp_path / "out"
     done = run(
-        "audit", "--flower-run", str(folder), "--model", model, "--batch", "4", "--time-limit", "3", "--out", str(out)
+        "audit",
+        "--flower-run",
+        str(folder),
+        "--model",
+        model,
+        "--batch",
+        "4",
+        "--time-limit",
+        "3",
+        "--out",
+        str(out),
     )
     assert done.code == 0, done.err
     content = json.loads((out / "run.json").read_text("utf-8"))
@@ -86,7 +111,9 @@ def test_every_client_and_round_stands_on_one_page(
     for number in (1, 3):
         one = rows[number, "7"]
         assert one["exact"]
-        assert one["label_counts"] == {str(c): n for c, n in enumerate(torch.bincount(labels["7"]).tolist()) if n}
+        assert one["label_counts"] == {
+            str(c): n for c, n in enumerate(torch.bincount(labels["7"]).tolist()) if n
+        }
         many = rows[number, "8"]
         assert not many["exact"]
         assert many["leakage"] is None  # nobody knows, and that is never 0
@@ -94,7 +121,10 @@ def test_every_client_and_round_stands_on_one_page(
         counted = many["counted"]
         assert counted["samples"] == 80
         assert (
-            sum(low <= n <= high for n, low, high in zip(true.tolist(), counted["low"], counted["high"], strict=True))
+            sum(
+                low <= n <= high
+                for n, low, high in zip(true.tolist(), counted["low"], counted["high"], strict=True)
+            )
             >= 5
         )
         assert sum(abs(n - m) for n, m in zip(true.tolist(), counted["counts"], strict=True)) <= 8
@@ -128,18 +158,34 @@ def test_the_ceiling_after_every_round_stands_beside_what_was_found(
     folder, _ = stored
     (folder / "round-3").rename(folder / "round-2")
     path, out = photos(tmp_path), tmp_path / "out"
-    asked = ("audit", "--flower-run", str(folder), "--model", f"{tmp_path / 'net.py'}:network", "--time-limit", "3")
-    done = run(*asked, "--data", str(path), "--defense", "noise:2", "--image-size", "8", "--out", str(out))
+    asked = (
+        "audit",
+        "--flower-run",
+        str(folder),
+        "--model",
+        f"{tmp_path / 'net.py'}:network",
+        "--time-limit",
+        "3",
+    )
+    done = run(
+        *asked, "--data", str(path), "--defense", "noise:2", "--image-size", "8", "--out", str(out)
+    )
     assert done.code == 0, done.err
     content = json.loads((out / "run.json").read_text("utf-8"))
-    true = [one.highest for one in over_rounds([network(), network()], str(path), noise=2.0, image_size=8)]
+    true = [
+        one.highest
+        for one in over_rounds([network(), network()], str(path), noise=2.0, image_size=8)
+    ]
     assert 0 < true[0] < true[1] < 1
     assert [one["ceiling"] for one in content["ceilings"]] == pytest.approx(true, abs=1e-6)
     assert [(row["round"], row["ceiling"]) for row in content["updates"]] == [
         (number, pytest.approx(true[number - 1], abs=1e-6)) for number in (1, 1, 2, 2)
     ]
     said = " ".join(content["sentences"])
-    assert f"After 2 rounds the ceiling is {percent(true[1])}, for a client with 4 samples like those given" in said
+    assert (
+        f"After 2 rounds the ceiling is {percent(true[1])}, for a client with 4 samples like those "
+        "given"
+    ) in said
     assert "Declared is Noise(2); the ceiling holds if clients do that." in said
     assert "In 2 updates more was found than this ceiling" in said  # client 7 adds no noise
     assert content["level"] == "severe"
@@ -149,22 +195,47 @@ def test_the_ceiling_after_every_round_stands_beside_what_was_found(
     assert page.count('class="interval"') == 4
     with (out / "updates.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["ceiling"]) for row in rows] == pytest.approx([true[0], true[0], true[1], true[1]], abs=1e-6)
+    assert [float(row["ceiling"]) for row in rows] == pytest.approx(
+        [true[0], true[0], true[1], true[1]], abs=1e-6
+    )
     for row in rows:
-        content_of = (folder / f"round-{row['round']}" / f"client-{row['client']}.safetensors").read_bytes()
+        content_of = (
+            folder / f"round-{row['round']}" / f"client-{row['client']}.safetensors"
+        ).read_bytes()
         assert row["sha256"] == hashlib.sha256(content_of).hexdigest()
 
 
 def test_a_low_ceiling_of_other_data_makes_no_run_green(
     stored: tuple[Path, dict[str, Tensor]], run: Run, tmp_path: Path
 ) -> None:
-    """Client 8 is not decidable. The ceiling of a client with other data is 0 %, and says nothing about it."""
+    """Client 8 is not decidable. The ceiling of a client with other data is 0 %, and says nothing
+    about it."""
     folder, _ = stored
     for path in folder.glob("round-*/client-7*"):
         path.unlink()
     data, out = photos(tmp_path), tmp_path / "out"
-    asked = ("audit", "--flower-run", str(folder), "--model", f"{tmp_path / 'net.py'}:network", "--time-limit", "3")
-    run(*asked, "--batch", "4", "--data", str(data), "--defense", "noise:1e6", "--image-size", "8", "--out", str(out))
+    asked = (
+        "audit",
+        "--flower-run",
+        str(folder),
+        "--model",
+        f"{tmp_path / 'net.py'}:network",
+        "--time-limit",
+        "3",
+    )
+    run(
+        *asked,
+        "--batch",
+        "4",
+        "--data",
+        str(data),
+        "--defense",
+        "noise:1e6",
+        "--image-size",
+        "8",
+        "--out",
+        str(out),
+    )
     content = json.loads((out / "run.json").read_text("utf-8"))
     assert content["ceilings"][0]["ceiling"] < 0.2
     assert content["level"] != "protected"
@@ -180,7 +251,15 @@ def test_without_data_there_is_no_ceiling_and_one_sentence_says_what_to_give(
 ) -> None:
     folder, _ = stored
     out = tmp_path / "out"
-    asked = ("audit", "--flower-run", str(folder), "--model", f"{tmp_path / 'net.py'}:network", "--time-limit", "1")
+    asked = (
+        "audit",
+        "--flower-run",
+        str(folder),
+        "--model",
+        f"{tmp_path / 'net.py'}:network",
+        "--time-limit",
+        "1",
+    )
     assert run(*asked, "--batch", "4", "--out", str(out)).code == 0
     content = json.loads((out / "run.json").read_text("utf-8"))
     assert content["ceilings"] == []
@@ -192,8 +271,11 @@ def test_without_data_there_is_no_ceiling_and_one_sentence_says_what_to_give(
     assert "give these with --data" in " ".join(refused.err.split())
 
 
-def test_weights_that_are_stored_client_by_client_count_where_they_are_the_same(tmp_path: Path) -> None:
-    """As NVFlare's filter stores them; of a round that sent others to one client, nothing is known of all."""
+def test_weights_that_are_stored_client_by_client_count_where_they_are_the_same(
+    tmp_path: Path,
+) -> None:
+    """As NVFlare's filter stores them; of a round that sent others to one client, nothing is known
+    of all."""
     folder, model = tmp_path / "seen", network().state_dict()
     other = {name: value + 1 for name, value in model.items()}
     for number, second in ((1, model), (2, other), (3, model)):
@@ -222,6 +304,9 @@ def test_a_folder_without_rounds_or_weights_is_a_sentence(
     for path in (folder / "round-1").glob("client-*"):
         path.unlink()
     assert gaps(folder) == [
-        "Round 2 is missing from the folder; the others are audited, and nothing is known of these.",
+        (
+            "Round 2 is missing from the folder; the others are audited, and nothing is known of "
+            "these."
+        ),
         "Round 1 is without any client's answer.",
     ]

@@ -57,7 +57,9 @@ class Unpooled(nn.Module):
     def __init__(self, functional: bool) -> None:
         super().__init__()
         self.functional = functional
-        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, 4, 1), *([] if functional else [nn.ReLU(inplace=True)]))
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 6, 3, 4, 1), *([] if functional else [nn.ReLU(inplace=True)])
+        )
         self.head = nn.Linear(6 * 8 * 8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +107,9 @@ def test_tokens_return_to_their_places(class_token: bool) -> None:
     assert Decoder(layout, 32)(tokens.flatten(1)).shape == (2, 3, 32, 32)
 
 
-@pytest.mark.parametrize(("side", "size"), [(7, 224), (11, 336), (10, 299), (4, 32), (1, 224), (2, 17)])
+@pytest.mark.parametrize(
+    ("side", "size"), [(7, 224), (11, 336), (10, 299), (4, 32), (1, 224), (2, 17)]
+)
 def test_pictures_have_the_size_asked_for(side: int, size: int) -> None:
     layout = Layout("map", (16, side, side))
     for network in (Decoder(layout, size), FglaGenerator(layout, size)):
@@ -116,7 +120,9 @@ def test_pictures_have_the_size_asked_for(side: int, size: int) -> None:
 
 def test_sizes_of_the_published_and_of_our_network() -> None:
     with torch.device("meta"):
-        published, ours = (network(Layout("map", (2048, 7, 7)), 224) for network in (FglaGenerator, Decoder))
+        published, ours = (
+            network(Layout("map", (2048, 7, 7)), 224) for network in (FglaGenerator, Decoder)
+        )
     assert 95e6 < count(published) < 105e6
     assert count(ours) < 20e6
 
@@ -125,7 +131,8 @@ def test_a_narrow_map_gets_a_small_decoder() -> None:
     narrow, wide = (Decoder(Layout("map", (channels, 5, 5)), 32) for channels in (16, 64))
     assert count(narrow) < 0.8e6 < count(wide)
     assert (narrow.patch, wide.patch) == (4, 2)
-    assert Decoder(Layout("map", (12, 8, 8)), 16).patch == 2  # four pixels a place would be more than there are
+    # four pixels a place would be more than there are
+    assert Decoder(Layout("map", (12, 8, 8)), 16).patch == 2
 
 
 def test_features_of_any_magnitude_are_calibrated() -> None:
@@ -139,7 +146,9 @@ def test_features_of_any_magnitude_are_calibrated() -> None:
 
 def test_views_are_pictures_and_repeat_with_their_seed() -> None:
     photos = torch.randint(0, 256, (12, 3, 40, 40), dtype=torch.uint8)
-    first, again, other = (augment(photos, 32, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        augment(photos, 32, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
     assert first.shape == (12, 3, 32, 32)
     assert 0 <= float(first.min()) <= float(first.max()) <= 1
     assert torch.equal(first, again)
@@ -159,11 +168,17 @@ def test_the_losses_know_a_right_picture() -> None:
     true = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(psnr(true + 0.1, true), torch.full((2,), 20.0), atol=1e-3, rtol=0)
     for name in ("psnr", "mse", "l1"):
-        assert LOSSES[name](true, true) < LOSSES[name](true + 0.05, true) < LOSSES[name](true + 0.1, true)
+        assert (
+            LOSSES[name](true, true)
+            < LOSSES[name](true + 0.05, true)
+            < LOSSES[name](true + 0.1, true)
+        )
     assert math.isclose(float(LOSSES["l1"](true + 0.1, true)), 0.1, rel_tol=1e-4)
 
 
-def test_a_loss_without_its_network_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_a_loss_without_its_network_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     with pytest.raises(unsum.UnsumError, match="needs LPIPS"):
         check_loss("rgla")
@@ -173,7 +188,8 @@ def test_a_loss_without_its_network_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 def test_what_a_dense_layer_reads_is_the_map_that_was_flattened_for_it() -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6 * 14 * 14, 20), nn.ReLU(), nn.Linear(20, 4)
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6 * 14 * 14, 20),
+        nn.ReLU(), nn.Linear(20, 4)
     )  # fmt: skip
     assert feature_layout(model, 32, "4") == Layout("map", (6, 14, 14))
     assert feature_layout(model, 32, "6") == Layout("vector", (20,))

@@ -17,7 +17,9 @@ def test_pictures_belong_to_their_features(default_audit: unsum.Audit) -> None:
     """Reordering the features reorders the pictures; zero features lose them."""
     model, leak = load_model("default", classes=100).model, default_audit.leak
     order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
-    torch.testing.assert_close(unsum.invert(model, replace(leak, features=leak.features[order])), leak.images[order])
+    torch.testing.assert_close(
+        unsum.invert(model, replace(leak, features=leak.features[order])), leak.images[order]
+    )
     blank = unsum.invert(model, replace(leak, features=torch.zeros_like(leak.features)))
     truth = default_audit.truth
     assert unsum.score(replace(leak, images=blank), images=truth.images)["psnr"] < 14
@@ -31,12 +33,16 @@ def test_the_card_tells_its_origin() -> None:
 
 
 def test_another_backbone_is_refused() -> None:
-    with pytest.raises(unsum.UnsumError, match="the embedded inverse was trained for a backbone with other weights"):
+    with pytest.raises(
+        unsum.UnsumError, match="the embedded inverse was trained for a backbone with other weights"
+    ):
         load_inverse(load_model("torchvision:resnet18", classes=5).model)
 
 
 def test_photos_of_another_size_are_refused() -> None:
-    with pytest.raises(unsum.UnsumError, match="reads 32768 features of photos of 128², and this head 2048"):
+    with pytest.raises(
+        unsum.UnsumError, match="reads 32768 features of photos of 128², and this head 2048"
+    ):
         load_inverse(load_model("default", classes=5, size=32).model)
 
 
@@ -47,7 +53,8 @@ def test_an_inverse_from_a_file_is_used(tmp_path: Path) -> None:
         path.write_bytes(source.read_bytes())
     model = load_model("default", classes=5).model
     assert load_inverse(model, copy).card == load_inverse(model).card
-    assert load_inverse(model, tmp_path).card == load_inverse(model).card  # the folder of a training
+    # the folder of a training
+    assert load_inverse(model, tmp_path).card == load_inverse(model).card
 
 
 @pytest.mark.parametrize("kind", ["missing", "garbage", "no card"])

@@ -28,18 +28,33 @@ def copies(number: int) -> nn.Sequential:
 
 
 def solved(
-    misfit: float, number: int = 4, counted: int | None = None, contrast: float | None = None, side: int = SIDE
+    misfit: float,
+    number: int = 4,
+    counted: int | None = None,
+    contrast: float | None = None,
+    side: int = SIDE,
 ) -> Solution:
     """The true pictures of a map that `misfit` of it was left of; `counted` equations instead of
     all."""
-    pictures = torch.rand(2, 1, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    pictures = (
+        torch.rand(
+            2, 1, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        + 0.5
+    )
     model = copies(number)
     maps: Tensor = pictures.expand(2, number, side, side).clone()
     if counted is not None:
         maps.flatten(1)[:, counted:] = 0  # behind a ReLU a zero is no equation
     reach = PixelReach("1", maps, (1, side, side))
     with posed(model, {"1": maps}, torch.float64) as equations:
-        return Solution.at(equations, reach, pictures, torch.full((2, 1, 1, 1), misfit, dtype=torch.float64), contrast)
+        return Solution.at(
+            equations,
+            reach,
+            pictures,
+            torch.full((2, 1, 1, 1), misfit, dtype=torch.float64),
+            contrast,
+        )
 
 
 def test_a_misfit_is_divided_by_the_share_of_equations_to_spare() -> None:
@@ -51,7 +66,9 @@ def test_a_misfit_is_divided_by_the_share_of_equations_to_spare() -> None:
 
 
 def test_a_map_errs_by_the_last_place_of_float32_at_least() -> None:
-    assert solved(0.0).errors.tolist() == pytest.approx([float(torch.finfo(torch.float32).eps)] * 2, rel=1e-9)
+    assert solved(0.0).errors.tolist() == pytest.approx(
+        [float(torch.finfo(torch.float32).eps)] * 2, rel=1e-9
+    )
 
 
 def test_a_fifth_more_equations_than_unknowns_are_needed() -> None:
@@ -88,9 +105,14 @@ def test_a_picture_that_sends_nothing_is_not_certain(monkeypatch: pytest.MonkeyP
         assert found.isfinite().tolist() == exact
         assert any(note.startswith("Sample 1 would send hardly more") for note in notes) != exact[1]
     monkeypatch.setattr(
-        judge, "play", lambda *_: Replay(("0.weight",), one, 1.1e-6 * one, 1e-6 * one, torch.ones(2, 1))
+        judge,
+        "play",
+        lambda *_: Replay(("0.weight",), one, 1.1e-6 * one, 1e-6 * one, torch.ones(2, 1)),
     )
-    assert judge.judge(copies(1), Update({"0.weight": one}), leak, solution)[1].tolist() == [False, False]
+    assert judge.judge(copies(1), Update({"0.weight": one}), leak, solution)[1].tolist() == [
+        False,
+        False,
+    ]
 
 
 def reach(nonzero: int, unknowns: int) -> PixelReach:

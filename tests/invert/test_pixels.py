@@ -30,7 +30,8 @@ Batch = tuple[Tensor, unsum.Update, Leak]
 
 
 def network(*, trained: bool) -> Narrow:
-    """With weights at random and fresh BatchNorm, or, as after a training, with BatchNorm that has seen pictures."""
+    """With weights at random and fresh BatchNorm, or, as after a training, with BatchNorm that has
+    seen pictures."""
     model = Narrow(BasicBlock, [24, 24, 8])
     if not trained:
         for module in model.modules():
@@ -39,7 +40,9 @@ def network(*, trained: bool) -> Narrow:
     return model
 
 
-def attacked(model: Narrow, layer: str = LAYER, *, train: bool = False, buffers: bool = False) -> Batch:
+def attacked(
+    model: Narrow, layer: str = LAYER, *, train: bool = False, buffers: bool = False
+) -> Batch:
     images = embedded_batch(2, image_size=16).images * 4 - 2
     model.train(train)
     return (
@@ -77,7 +80,9 @@ def test_train_mode_with_statistics_that_were_sent() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("trained", [False, True])
-def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast(trained: bool) -> None:
+def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_contrast(
+    trained: bool,
+) -> None:
     model = network(trained=trained)
     images, update, leak = attacked(model, train=True)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -85,7 +90,9 @@ def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_con
     assert decibels(found, images) > 60
     assert not found.exact.any()
     assert "scale of the whole batch" in " ".join(found.notes)
-    assert "But for one contrast that all pictures share, 2 of 2 are certain" in " ".join(found.notes)
+    assert "But for one contrast that all pictures share, 2 of 2 are certain" in " ".join(
+        found.notes
+    )
     apart = (found.images - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)
     assert (apart < 5 * found.errors).all()
     factor = (found.images * images).sum() / found.images.square().sum()
@@ -96,7 +103,9 @@ def test_train_mode_without_statistics_finds_the_pictures_and_vouches_for_no_con
 def test_another_samples_map_explains_itself_but_not_the_gradient() -> None:
     model = network(trained=True)
     _, update, leak = attacked(model)
-    stranger = known_at(model, embedded_batch(3, image_size=16).images[2:] * 4 - 2, LABELS[:1], LAYER).inner[LAYER]
+    stranger = known_at(
+        model, embedded_batch(3, image_size=16).images[2:] * 4 - 2, LABELS[:1], LAYER
+    ).inner[LAYER]
     maps = torch.cat([leak.inner[LAYER][:1], stranger])
     found = solve_pixels(model, update, replace(leak, inner={LAYER: maps}))
     assert found.misfit.max() < 1e-5  # both maps are some picture's
@@ -121,7 +130,9 @@ def test_a_client_that_sums_in_another_order_is_certified_as_well() -> None:
     parts = [unsum.capture(model, images[[i]], LABELS[[i]], train=False).gradients for i in (1, 0)]
     update = unsum.Update({name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]})
     assert solve_pixels(model, update, leak).exact.all()
-    halved = unsum.Update({name: (1.001 * parts[0][name] + 0.999 * parts[1][name]) / 2 for name in parts[0]})
+    halved = unsum.Update(
+        {name: (1.001 * parts[0][name] + 0.999 * parts[1][name]) / 2 for name in parts[0]}
+    )
     assert not solve_pixels(model, halved, leak).exact.any()
 
 
@@ -136,7 +147,9 @@ def test_maps_with_too_few_numbers_are_refused() -> None:
     model = network(trained=True)
     _, update, leak = attacked(model, DEEP)
     assert find_reach(model, leak).shape == (3, 16, 16)
-    with pytest.raises(UnsumError, match=r"not determined.*768 numbers of a picture; train an inverse"):
+    with pytest.raises(
+        UnsumError, match=r"not determined.*768 numbers of a picture; train an inverse"
+    ):
         solve_pixels(model, update, leak)
 
 
@@ -149,7 +162,8 @@ def test_the_largest_map_is_taken_and_the_shape_of_pictures_found() -> None:
     reach = find_reach(model, replace(leak, inner={**deep.inner, **leak.inner}))
     assert (reach.layer, reach.shape, reach.unknowns) == (LAYER, (3, 16, 16), 768)
     maps = leak.inner[LAYER]
-    small = 1e-4 * maps.square().mean((1, 2, 3), keepdim=True).sqrt()  # what rounding may leave of a zero
+    # what rounding may leave of a zero
+    small = 1e-4 * maps.square().mean((1, 2, 3), keepdim=True).sqrt()
     assert reach.equations == int((maps.abs() > small).flatten(1).sum(1).min())
 
 
@@ -160,8 +174,12 @@ def test_the_two_products_are_the_derivative_and_its_transpose() -> None:
         x, v = images.double(), torch.randn_like(images.double())
         linear = equations.linear(lambda z: z, x)
         step = 1e-6
-        difference = (equations.residual(x + step * v) - equations.residual(x - step * v)) / (2 * step)
-        assert torch.allclose(linear.forward(v), difference, atol=1e-5 * float(difference.abs().max()))
+        difference = (equations.residual(x + step * v) - equations.residual(x - step * v)) / (
+            2 * step
+        )
+        assert torch.allclose(
+            linear.forward(v), difference, atol=1e-5 * float(difference.abs().max())
+        )
         u = torch.randn_like(linear.residual)
         assert torch.allclose((linear.back(u) * v).sum(), (u * linear.forward(v)).sum())
         assert linear.residual.abs().max() < 1e-6  # the truth explains its maps
@@ -183,7 +201,9 @@ def test_a_regression_guesses_pictures_of_a_batch_in_train_mode(trained: bool) -
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(trained: bool) -> None:
+def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(
+    trained: bool,
+) -> None:
     model = network(trained=trained)
     images, update, leak = attacked(model, train=True)
     for factor in (0.4, 1.0, 2.5):
@@ -192,10 +212,13 @@ def test_the_first_layers_gradients_tell_the_contrast_of_a_batch_in_train_mode(t
         assert told.factor == pytest.approx(1 / factor, rel=1e-3)
         assert 1e-6 < told.error < 2e-3
         assert abs(told.factor * factor - 1) < 5 * told.error
-    without = replace(update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"})
+    without = replace(
+        update, gradients={name: g for name, g in update.gradients.items() if name != "bn1.weight"}
+    )
     noisy = update.map(lambda _, g: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
     assert told_scale(model, without, images, leak.targets) is None
-    assert told_scale(model, noisy, images, leak.targets) is None  # nothing is told, and no factor made up
+    # nothing is told, and no factor made up
+    assert told_scale(model, noisy, images, leak.targets) is None
     assert told_scale(model.eval(), update, images, leak.targets) is None
 
 
@@ -292,7 +315,8 @@ def test_a_hint_that_contradicts_the_maps_is_left_out() -> None:
     images = embedded_batch(2, image_size=16).images * 4 - 2
     update = unsum.capture(model, images, LABELS, train=False)
     inner = {
-        name: known_at(model, images, LABELS, name).inner[name] for name in ("layers.1.0.conv2", "layers.1.1.conv1")
+        name: known_at(model, images, LABELS, name).inner[name]
+        for name in ("layers.1.0.conv2", "layers.1.1.conv1")
     }
     leak = known_at(model, images, LABELS, "layers.1.0.conv2")
     found = solve_pixels(model, update, replace(leak, inner=inner, hint=_Wrong()))
@@ -305,7 +329,9 @@ def test_bytes_tell_the_contrast_that_batch_norm_hides() -> None:
     photos = (255 * embedded_batch(2, image_size=16).images).round() / 255
     (pictures,) = normalize(nn.Identity(), (photos,))
     for off in (0.97, 1.0, 1.02):
-        found = on_levels(off * pictures + 1e-3 * torch.randn_like(pictures), Contrast(1.0, 0.01), normalize)
+        found = on_levels(
+            off * pictures + 1e-3 * torch.randn_like(pictures), Contrast(1.0, 0.01), normalize
+        )
         assert found is not None
         assert found.factor * off == pytest.approx(1, abs=1e-4)
         assert found.error == 0.01  # what may be claimed is what was told before
@@ -335,7 +361,9 @@ def test_each_picture_s_own_squares_save_products(train: bool) -> None:
     model = network(trained=True)
     images, _, leak = attacked(model, train=train)
     with posed(model, leak.inner, torch.float64) as equations:
-        x = images.double() + 0.01 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+        x = images.double() + 0.01 * torch.randn(
+            images.shape, generator=torch.Generator().manual_seed(0)
+        )
         modes = [norm.training for norm in equations.norms.values()]
         compute(equations, x)
         assert [norm.training for norm in equations.norms.values()] == modes
@@ -346,10 +374,14 @@ def test_each_picture_s_own_squares_save_products(train: bool) -> None:
             column = torch.zeros_like(x)
             column[:, 1, 7, 3] = 1
             product = linear.back(linear.forward(column)).flatten(1)
-            assert torch.allclose(squares[:, :, 256 + 7 * 16 + 3].double(), product, atol=1e-6 * float(squares.max()))
+            assert torch.allclose(
+                squares[:, :, 256 + 7 * 16 + 3].double(), product, atol=1e-6 * float(squares.max())
+            )
         helped, alone = equations, replace(equations, own=OwnSquares())
         none, tight = torch.zeros(2, 1, 1, 1).double(), torch.full((2, 1, 1, 1), 1e-6).double()
-        steps = [least_squares(one, linear, -linear.residual, none, tight) for one in (helped, alone)]
+        steps = [
+            least_squares(one, linear, -linear.residual, none, tight) for one in (helped, alone)
+        ]
         left = [float((linear.residual + linear.forward(step)).norm()) for step in steps]
         assert left[0] == pytest.approx(left[1], rel=1e-4)
         assert helped.own.products < (40 if train else 8)
@@ -368,7 +400,9 @@ def test_own_squares_that_rounding_has_spoiled_are_inverted_all_the_same() -> No
     assert torch.allclose(J @ back, J @ like.flatten().double(), rtol=0.02, atol=0.02)
 
 
-def test_a_regression_learns_from_no_more_pictures_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_regression_learns_from_no_more_pictures_than_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = network(trained=True)
     _, _, leak = attacked(model)
     reach, batches = find_reach(model, leak), []

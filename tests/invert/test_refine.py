@@ -22,11 +22,19 @@ LABELS = torch.tensor([1, 5, 5])
 
 
 def leaked(
-    net: nn.Module, images: Tensor, labels: Tensor = LABELS, *, train: bool = True, scale: float = 1.0
+    net: nn.Module,
+    images: Tensor,
+    labels: Tensor = LABELS,
+    *,
+    train: bool = True,
+    scale: float = 1.0,
 ) -> tuple[unsum.Update, Leak]:
-    """The update of a batch, multiplied by `scale`, with a perfect separation of it; `net` stays in the client's mode."""
+    """The update of a batch, multiplied by `scale`, with a perfect separation of it; `net` stays in
+    the client's mode."""
     net.train(train)
-    update = unsum.capture(net, images, labels, train=train).map(lambda _name, gradient: gradient * scale)
+    update = unsum.capture(net, images, labels, train=train).map(
+        lambda _name, gradient: gradient * scale
+    )
     features = collect_features(net, images)
     head = [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
     targets = nn.functional.one_hot(labels, head.out_features).double()
@@ -60,9 +68,13 @@ def test_the_misfits_are_what_they_are_said_to_be() -> None:
     there = unsum.capture(net, other, LABELS).gradients
     misfit = Misfit(net, update, leak, "gf", "l2", 0)
     with misfit.ready():
-        loss, features, gradients = (float(value.detach()) for value in misfit.fit(other, feature_weight=2.0))
+        loss, features, gradients = (
+            float(value.detach()) for value in misfit.fit(other, feature_weight=2.0)
+        )
     truth = leak.features
-    assert features == pytest.approx(float((collect_features(net, other) - truth).norm() / truth.norm()) ** 2, rel=1e-4)
+    assert features == pytest.approx(
+        float((collect_features(net, other) - truth).norm() / truth.norm()) ** 2, rel=1e-4
+    )
     apart = sum(float((there[n] - g).square().sum()) for n, g in update.gradients.items())
     whole = sum(float(g.square().sum()) for g in update.gradients.values())
     assert gradients == pytest.approx(apart / whole, rel=1e-4)
@@ -88,14 +100,15 @@ def test_refinement_lowers_its_own_losses_and_keeps_the_box(mode, prior) -> None
     update, leak = leaked(net, images)
     heard = Heard()
     found = refine(
-        net, update, leak, blurred(images), mode=mode, prior=prior, steps=50, gradient_steps=50, held_out=0,
-        progress=heard,
+        net, update, leak, blurred(images), mode=mode, prior=prior, steps=50, gradient_steps=50,
+        held_out=0, progress=heard,
     )  # fmt: skip
     assert found.improved
     assert found.images.shape == images.shape
     assert 0 <= float(found.images.min()) <= float(found.images.max()) <= 1
     key = "gradients" if mode == "g" else "features"
-    # Fifty steps of Adam, along corrections made for photos, go a shorter way on these pictures of noise.
+    # Fifty steps of Adam, along corrections made for photos, go a shorter way on these pictures of
+    # noise.
     fraction = 0.8 if mode == "g" else 0.2
     assert float(found.history[key][-1]) < fraction * float(found.history[key][0])
     assert float(found.history["watched"].min()) < float(found.history["watched"][0])
@@ -106,11 +119,17 @@ def test_pictures_keep_the_leaks_order() -> None:
     net, images = small_net(), pictures(3)
     update, leak = leaked(net, images)
     order = torch.tensor([2, 0, 1])
-    turned = replace(leak, features=leak.features[order], targets=leak.targets[order], logits=leak.logits[order])
+    turned = replace(
+        leak, features=leak.features[order], targets=leak.targets[order], logits=leak.logits[order]
+    )
     straight = refine(net, update, leak, blurred(images), steps=25).images
-    # Sums over the batch round differently in another order, so that a few dozen steps agree only nearly.
+    # Sums over the batch round differently in another order, so that a few dozen steps agree only
+    # nearly.
     torch.testing.assert_close(
-        refine(net, update, turned, blurred(images)[order], steps=25).images, straight[order], atol=5e-3, rtol=0
+        refine(net, update, turned, blurred(images)[order], steps=25).images,
+        straight[order],
+        atol=5e-3,
+        rtol=0,
     )
     assert float((straight - straight[order]).abs().max()) > 0.1
 
@@ -127,7 +146,8 @@ def test_the_client_and_the_model_are_left_alone() -> None:
 
 
 def test_the_held_out_gradients_refuse_a_worse_picture() -> None:
-    """From the truth itself every change is for the worse; wrong features would lead away from it."""
+    """From the truth itself every change is for the worse; wrong features would lead away from
+    it."""
     net, images = small_net(), pictures(3)
     update, leak = leaked(net, images)
     misled = replace(leak, features=leak.features.flip(1))
@@ -158,7 +178,8 @@ def test_corrections_have_the_spectrum_and_colors_of_photos() -> None:
 
 @pytest.mark.long
 def test_photos_of_the_default_audit_become_better(default_audit: unsum.Audit) -> None:
-    """The claim of the documentation, in small: a few steps raise PSNR, and by more than as many with pixels of equal rank."""
+    """The claim of the documentation, in small: a few steps raise PSNR, and by more than as many
+    with pixels of equal rank."""
     model = load_model("default", classes=100).model.train()
     truth = default_audit.truth
     images, labels = truth.images[:4], truth.targets[:4]
@@ -200,7 +221,9 @@ def test_bad_input_is_told() -> None:
         refine(net, update, leak, images / 0 * 0)
     with pytest.raises(unsum.UnsumError, match="There is no mode of refinement 'fg'; did you mean"):
         refine(net, update, leak, images, mode="fg")  # type: ignore[arg-type]
-    with pytest.raises(unsum.UnsumError, match="There is no prior of refinement 'pixel'; did you mean 'pixels'"):
+    with pytest.raises(
+        unsum.UnsumError, match="There is no prior of refinement 'pixel'; did you mean 'pixels'"
+    ):
         refine(net, update, leak, images, prior="pixel")  # type: ignore[arg-type]
     with pytest.raises(unsum.UnsumError, match="There is no distance 'l1'"):
         refine(net, update, leak, images, distance="l1")  # type: ignore[arg-type]
@@ -213,4 +236,5 @@ def test_bad_input_is_told() -> None:
     bare = unsum.Update({name: g for name, g in update.gradients.items() if name.startswith("5.")})
     with pytest.raises(unsum.UnsumError, match="nothing to match; use 'features'"):
         refine(net, bare, leak, images, mode="f")
-    assert refine(net, bare, leak, blurred(images), steps=25).improved  # nothing to watch but the features themselves
+    # nothing to watch but the features themselves
+    assert refine(net, bare, leak, blurred(images), steps=25).improved

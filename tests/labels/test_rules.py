@@ -1,4 +1,5 @@
-"""Every label rule, on cases that follow in closed form and on an untrained network; and what they refuse."""
+"""Every label rule, on cases that follow in closed form and on an untrained network; and what they
+refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from unsum.labels.ilrg import solve_shares, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
 
-COUNTING = ["adaptive", "exact", "ilrg", "llg", "llg*", "llg+"]  # rules that see how often a class occurs
+# rules that see how often a class occurs
+COUNTING = ["adaptive", "exact", "ilrg", "llg", "llg*", "llg+"]
 NAMES = [entry.name for entry in LABEL_RULES]
 
 
@@ -42,7 +44,8 @@ assert unsum.labels(model, update).tolist() == [1, 4, 4]
 
 
 def uniform_model(classes: int, inputs: int = 4) -> nn.Linear:
-    """A head of zeros: softmax is 1/C whatever the features, so every rule's assumptions hold to the letter."""
+    """A head of zeros: softmax is 1/C whatever the features, so every rule's assumptions hold to
+    the letter."""
     model = nn.Linear(inputs, classes)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -50,14 +53,21 @@ def uniform_model(classes: int, inputs: int = 4) -> nn.Linear:
 
 
 def test_minima_count_and_not_sums() -> None:
-    """Rows (−3, 9), (−1, −1) and (2, −½): their minima are lowest in the first two, their sums in the last two."""
-    update = Update({"weight": torch.tensor([[-3.0, 9.0], [-1.0, -1.0], [2.0, -0.5]]), "bias": torch.zeros(3)})
-    assert unsum.labels(uniform_model(3, inputs=2), update, "gradinversion", batch_size=2).tolist() == [0, 1]
+    """Rows (−3, 9), (−1, −1) and (2, −½): their minima are lowest in the first two, their sums in
+    the last two."""
+    update = Update(
+        {"weight": torch.tensor([[-3.0, 9.0], [-1.0, -1.0], [2.0, -0.5]]), "bias": torch.zeros(3)}
+    )
+    assert unsum.labels(
+        uniform_model(3, inputs=2), update, "gradinversion", batch_size=2
+    ).tolist() == [0, 1]
 
 
-def test_the_offset_of_a_class_is_the_mean_over_the_other_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single-class batches pull their own row by −6 and leave the others at 3 and 1, 2 and 4, 1 and 1. Of three classes and a
-    batch of four the impact is −6 (1 + ⅓) / 4 = −2."""
+def test_the_offset_of_a_class_is_the_mean_over_the_other_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Single-class batches pull their own row by −6 and leave the others at 3 and 1, 2 and 4, 1 and
+    1. Of three classes and a batch of four the impact is −6 (1 + ⅓) / 4 = −2."""
     rows = torch.tensor([[-6.0, 2.0, 1.0], [3.0, -6.0, 1.0], [1.0, 4.0, -6.0]], dtype=torch.float64)
     heard: list[tuple[float, list[float], int]] = []
 
@@ -84,12 +94,15 @@ def test_all_rules_are_known() -> None:
 @pytest.mark.parametrize("rule", ["ilrg", "llg", "llg+", "llg*"])
 @pytest.mark.parametrize("labels", [[0], [1, 1], [0, 1, 1, 1], [2, 2, 2, 4, 4, 5, 0]])
 def test_a_uniform_softmax_is_counted_exactly(rule: str, labels: list[int]) -> None:
-    """g_c = (1/C − n_c/B) Σf and ∇b_c = 1/C − n_c/B; equal features, so that no sample weighs more than another."""
+    """g_c = (1/C − n_c/B) Σf and ∇b_c = 1/C − n_c/B; equal features, so that no sample weighs more
+    than another."""
     model, targets = uniform_model(8), torch.tensor(labels)
     features = torch.full((len(labels), 4), 0.5)
     own = (torch.full((16, 4), 0.5), torch.arange(8).repeat(2))
     update = capture(model, features, targets)
-    assert unsum.labels(model, update, rule, batch_size=len(labels), auxiliary=own).tolist() == sorted(labels)
+    assert unsum.labels(
+        model, update, rule, batch_size=len(labels), auxiliary=own
+    ).tolist() == sorted(labels)
 
 
 @pytest.mark.parametrize("rule", ["ilrg", "llg+", "llg*"])
@@ -102,7 +115,8 @@ def test_two_classes(rule: str) -> None:
 
 
 def test_llg_is_an_approximation_by_hand() -> None:
-    """g = (0.25, −0.25) Σf: m = −0.25 · 1.5/4 Σf is 2.7 times too small, so the first class is never reached."""
+    """g = (0.25, −0.25) Σf: m = −0.25 · 1.5/4 Σf is 2.7 times too small, so the first class is
+    never reached."""
     model = uniform_model(2)
     update = capture(model, torch.full((4, 4), 0.5), torch.tensor([0, 1, 1, 1]))
     assert unsum.labels(model, update, "llg", batch_size=4).tolist() == [1, 1, 1, 1]
@@ -120,7 +134,10 @@ def test_one_sample_follows_from_every_rule(net: nn.Sequential) -> None:
 def test_distinct_labels_of_an_untrained_network(rule: str, net: nn.Sequential) -> None:
     targets = torch.tensor([31, 3, 9, 20, 12, 39])
     update = capture(net, pictures(6), targets)
-    assert unsum.labels(net, update, rule, batch_size=6, auxiliary=auxiliary(40)).tolist() == targets.sort()[0].tolist()
+    assert (
+        unsum.labels(net, update, rule, batch_size=6, auxiliary=auxiliary(40)).tolist()
+        == targets.sort()[0].tolist()
+    )
 
 
 @pytest.mark.parametrize("rule", COUNTING)
@@ -145,7 +162,9 @@ def test_the_order_of_the_batch_does_not_matter(rule: str, net: nn.Sequential) -
     turned = torch.tensor([3, 0, 5, 1, 4, 2])
     first, second = (capture(net, images[i], targets[i]) for i in (torch.arange(6), turned))
     known = {"batch_size": 6, "auxiliary": auxiliary(40)}
-    assert torch.equal(unsum.labels(net, first, rule, **known), unsum.labels(net, second, rule, **known))
+    assert torch.equal(
+        unsum.labels(net, first, rule, **known), unsum.labels(net, second, rule, **known)
+    )
 
 
 @pytest.mark.parametrize("rule", COUNTING)
@@ -153,7 +172,9 @@ def test_a_sum_over_the_batch_counts_like_a_mean(rule: str, net: nn.Sequential) 
     targets = torch.tensor([4, 4, 4, 20])
     update = capture(net, pictures(4), targets)
     summed = dataclasses.replace(update.map(lambda _name, g: 4 * g), reduction="sum")
-    assert torch.equal(unsum.labels(net, summed, rule, batch_size=4, auxiliary=auxiliary(40)), targets)
+    assert torch.equal(
+        unsum.labels(net, summed, rule, batch_size=4, auxiliary=auxiliary(40)), targets
+    )
 
 
 def test_exact_finds_the_batch_size_and_a_disclosed_one_is_used(net: nn.Sequential) -> None:
@@ -164,11 +185,13 @@ def test_exact_finds_the_batch_size_and_a_disclosed_one_is_used(net: nn.Sequenti
 
 
 def test_count_down_by_hand() -> None:
-    """g = m n + s with m = −1, s = (0.2, 0.2, 0.2, 2.5), n = (3, 1, 0, 2); an offset of 2.5 hides the last class's sign."""
+    """g = m n + s with m = −1, s = (0.2, 0.2, 0.2, 2.5), n = (3, 1, 0, 2); an offset of 2.5 hides
+    the last class's sign."""
     g, offset = torch.tensor([-2.8, -0.8, 0.2, 0.5]), torch.tensor([0.2, 0.2, 0.2, 2.5])
     assert sorted(count_down(g, -1.0, offset, 6).tolist()) == [0, 0, 0, 1, 3, 3]
     assert sorted(count_down(g, -1.0, torch.zeros(4), 4).tolist()) == [0, 0, 0, 1]
-    assert count_down(g, -1.0, offset, 1).tolist() == [0]  # more negative rows than samples: the lowest
+    # more negative rows than samples: the lowest
+    assert count_down(g, -1.0, offset, 1).tolist() == [0]
 
 
 def test_counts_are_rounded_to_a_sum_of_B() -> None:
@@ -180,7 +203,8 @@ def test_counts_are_rounded_to_a_sum_of_B() -> None:
 
 
 def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:
-    """A confident head, where the estimates p̂ fail: with the classes' true mean probabilities the counts are right."""
+    """A confident head, where the estimates p̂ fail: with the classes' true mean probabilities the
+    counts are right."""
     torch.manual_seed(0)
     model, targets = nn.Linear(16, 12).double(), torch.tensor([0, 0, 0, 3, 3, 7, 9])
     nn.init.normal_(model.weight)
@@ -191,12 +215,16 @@ def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:
     for label in targets.unique():
         means[label] = P[targets == label].mean(0)
     assert float(P.max()) > 0.9
-    assert whole_counts(solve_shares(means, grad_b, 7), 7).tolist() == torch.bincount(targets, minlength=12).tolist()
+    assert (
+        whole_counts(solve_shares(means, grad_b, 7), 7).tolist()
+        == torch.bincount(targets, minlength=12).tolist()
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_ilrg_counts_classes_that_occur_as_often_as_they_are_predicted(reduction: str) -> None:
-    """A fresh head and more samples than classes: bias gradients near zero, whose ratios alone give wrong counts."""
+    """A fresh head and more samples than classes: bias gradients near zero, whose ratios alone give
+    wrong counts."""
     torch.manual_seed(0)
     model, targets = nn.Linear(512, 100), torch.randint(100, (256,))
     features = (torch.randn(512) + 0.7 * torch.randn(256, 512)).relu()
@@ -204,7 +232,9 @@ def test_ilrg_counts_classes_that_occur_as_often_as_they_are_predicted(reduction
     rows, grad_b = (gradients["weight"] @ model.weight.T).double(), gradients["bias"].double()
     published = solve_shares((rows / grad_b[:, None] + model.bias.double()).softmax(1), grad_b, 256)
     scale = 256 if reduction == "sum" else 1
-    update = Update({name: scale * gradient for name, gradient in gradients.items()}, reduction=reduction)
+    update = Update(
+        {name: scale * gradient for name, gradient in gradients.items()}, reduction=reduction
+    )
     found = unsum.labels(model, update, "ilrg", batch_size=256)
     truth = torch.bincount(targets, minlength=100)
     assert int((whole_counts(published, 256) == truth).sum()) <= 90
@@ -212,11 +242,14 @@ def test_ilrg_counts_classes_that_occur_as_often_as_they_are_predicted(reduction
 
 
 def test_llg_plus_measures_what_autograd_measures(net: nn.Sequential) -> None:
-    """The closed form of the probe is the gradient that a client with those inputs would have sent."""
+    """The closed form of the probe is the gradient that a client with those inputs would have
+    sent."""
     update = capture(net, pictures(4), torch.tensor([1, 2, 3, 4]))
     probe = Probe.of(Clues.of(net, update, Knowledge(batch_size=4)))
     expected = capture(net, pictures(4, seed=5), torch.full((4,), 7)).gradients["5.weight"].sum(1)
-    torch.testing.assert_close(probe.row_sums(pictures(4, seed=5), 7).float(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        probe.row_sums(pictures(4, seed=5), 7).float(), expected, rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rule", ["llg+", "llg*"])
@@ -225,8 +258,13 @@ def test_the_model_is_left_untouched(rule: str) -> None:
     net[0].eval()  # a mixture of modes must survive, too
     update = capture(net, pictures(4), torch.tensor([1, 2, 3, 3]))
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    modes, random_state = [module.training for module in net.modules()], torch.random.get_rng_state()
-    first, second = (unsum.labels(net, update, rule, batch_size=4, auxiliary=auxiliary(40, 1)) for _ in range(2))
+    modes, random_state = (
+        [module.training for module in net.modules()],
+        torch.random.get_rng_state(),
+    )
+    first, second = (
+        unsum.labels(net, update, rule, batch_size=4, auxiliary=auxiliary(40, 1)) for _ in range(2)
+    )
     assert torch.equal(first, second)
     assert [module.training for module in net.modules()] == modes
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -235,22 +273,40 @@ def test_the_model_is_left_untouched(rule: str) -> None:
 
 
 REFUSALS = [
-    ("gradinversion", {}, "needs the batch size; give batch_size= .*or use 'exact', which finds it"),
+    (
+        "gradinversion",
+        {},
+        "needs the batch size; give batch_size= .*or use 'exact', which finds it",
+    ),
     ("llg", {}, "needs the batch size"),
     ("llg*", {}, "needs the batch size"),
     ("ilrg", {}, "needs the batch size"),
     ("llg+", {"batch_size": 2}, "needs auxiliary data; give auxiliary="),
-    ("llg+", {"batch_size": 2, "auxiliary": (pictures(2), torch.tensor([1, 1]))}, "two classes or more"),
+    (
+        "llg+",
+        {"batch_size": 2, "auxiliary": (pictures(2), torch.tensor([1, 1]))},
+        "two classes or more",
+    ),
     ("llg+", {"batch_size": 2, "auxiliary": (pictures(2), torch.tensor([1, 40]))}, "numbered 0…39"),
     ("idlg", {"batch_size": 2}, "label of one sample; for 2 samples use 'exact'"),
-    ("gradinversion", {"batch_size": 41}, "distinct labels, which 41 samples of 40 classes cannot have"),
-    ("bias-sign", {"batch_size": 41}, "distinct labels, which 41 samples of 40 classes cannot have"),
+    (
+        "gradinversion",
+        {"batch_size": 41},
+        "distinct labels, which 41 samples of 40 classes cannot have",
+    ),
+    (
+        "bias-sign",
+        {"batch_size": 41},
+        "distinct labels, which 41 samples of 40 classes cannot have",
+    ),
     ("ilgr", {}, "no label rule 'ilgr'; did you mean 'ilrg'"),
 ]
 
 
 @pytest.mark.parametrize(("rule", "known", "sentence"), REFUSALS)
-def test_what_is_missing_is_said(rule: str, known: dict[str, object], sentence: str, net: nn.Sequential) -> None:
+def test_what_is_missing_is_said(
+    rule: str, known: dict[str, object], sentence: str, net: nn.Sequential
+) -> None:
     update = capture(net, pictures(2), torch.tensor([0, 1]))
     with pytest.raises(UnsumError, match=sentence):
         unsum.labels(net, update, rule, **known)  # type: ignore[arg-type]
@@ -273,18 +329,24 @@ def test_a_delta_of_unknown_rate_suits_only_rules_without_a_scale(net: nn.Sequen
         with pytest.raises(UnsumError, match="needs the gradient's scale; give the learning rate"):
             unsum.labels(net, update, rule, batch_size=3, auxiliary=auxiliary(40, 1))
     assert unsum.labels(net, update, "llg", batch_size=3).tolist() == [0, 0, 1]
-    known = Update.from_delta({name: -0.37 * g for name, g in gradients.items()}, learning_rate=0.37)
+    known = Update.from_delta(
+        {name: -0.37 * g for name, g in gradients.items()}, learning_rate=0.37
+    )
     assert unsum.labels(net, known, "ilrg", batch_size=3).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
-    "last", [nn.Tanh(), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 128)], ids=lambda m: type(m).__name__
+    "last",
+    [nn.Tanh(), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 128)],
+    ids=lambda m: type(m).__name__,
 )
 def test_signed_features_are_refused(last: nn.Module) -> None:
     net = nn.Sequential(*small_net()[:5], last, nn.Dropout(0.1), small_net()[5])
     update = capture(net, pictures(2), torch.tensor([0, 1]))
     for rule in ("gradinversion", "llg", "llg*"):
-        with pytest.raises(UnsumError, match=f"never negative, and here the head is fed by {type(last).__name__}"):
+        with pytest.raises(
+            UnsumError, match=f"never negative, and here the head is fed by {type(last).__name__}"
+        ):
             unsum.labels(net, update, rule, batch_size=2)
     assert unsum.labels(net, update, "ilrg", batch_size=2).tolist() == [0, 1]
 
@@ -299,7 +361,9 @@ def test_nothing_negative_is_nothing_found() -> None:
         unsum.labels(model, zero)
     dead = capture(model, torch.zeros(2, 4), torch.tensor([0, 1]))
     with pytest.raises(UnsumError, match="features vanish"):
-        unsum.labels(model, dead, "llg+", batch_size=2, auxiliary=(torch.zeros(2, 4), torch.tensor([0, 1])))
+        unsum.labels(
+            model, dead, "llg+", batch_size=2, auxiliary=(torch.zeros(2, 4), torch.tensor([0, 1]))
+        )
 
 
 def test_an_input_that_cannot_be_guessed_is_refused() -> None:

@@ -35,7 +35,9 @@ def by_hand(logs: Tensor, size: int) -> tuple[float, Tensor]:
 @given(st.integers(2, 4), st.integers(1, 4), st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
 def test_the_posterior_is_the_sum_over_all_labelings(classes: int, size: int, seed: int) -> None:
-    logs = 2 * torch.randn(classes, size + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    logs = 2 * torch.randn(
+        classes, size + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     evidence, marginals = count_posterior(torch.stack([logs, logs.flip(0)]), size)
     total, expected = by_hand(logs, size)
     torch.testing.assert_close(evidence.exp(), torch.full((2,), total, dtype=torch.float64))
@@ -45,7 +47,8 @@ def test_the_posterior_is_the_sum_over_all_labelings(classes: int, size: int, se
 
 
 def test_two_classes_and_one_sample_by_hand() -> None:
-    """Rows lowered by features of a known mean: the odds of the two labels follow from one difference of rows."""
+    """Rows lowered by features of a known mean: the odds of the two labels follow from one
+    difference of rows."""
     W = torch.zeros(2, 3, dtype=torch.float64)
     mean = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)
     prior = FeaturePrior(mean.expand(4, -1), mean, 4, non_negative=True)
@@ -63,28 +66,41 @@ def relu_net(classes: int = 20) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 400), nn.ReLU(), nn.Linear(400, classes))
 
 
-def noisy(model: nn.Module, images: Tensor, labels: Tensor, sigma: float, draw: int) -> unsum.Update:
+def noisy(
+    model: nn.Module, images: Tensor, labels: Tensor, sigma: float, draw: int
+) -> unsum.Update:
     torch.manual_seed(100 + draw)
     return unsum.Noise(sigma)(unsum.capture(model, images, labels))
 
 
 def right(found: Tensor, labels: Tensor, classes: int) -> int:
-    return int(torch.minimum(*(torch.bincount(each, minlength=classes) for each in (found, labels))).sum())
+    return int(
+        torch.minimum(*(torch.bincount(each, minlength=classes) for each in (found, labels))).sum()
+    )
 
 
 def test_labels_are_read_through_noise_that_hides_them_from_single_entries() -> None:
     model, labels = relu_net(), torch.tensor([3, 3, 7, 12, 12, 12])
     generator = torch.Generator().manual_seed(1)
-    images, public = torch.rand(6, 3, 8, 8, generator=generator), torch.rand(8, 3, 8, 8, generator=generator)
+    images, public = (
+        torch.rand(6, 3, 8, 8, generator=generator),
+        torch.rand(8, 3, 8, 8, generator=generator),
+    )
     size = float(collect_features(model, images).square().mean().sqrt())
     found = []
     for draw in range(5):  # noise is six times what one sample leaves in an entry
         update = noisy(model, images, labels, size, draw)
-        found.append(right(unsum.labels(model, update, "templates", batch_size=6, public=public), labels, 20))
+        found.append(
+            right(unsum.labels(model, update, "templates", batch_size=6, public=public), labels, 20)
+        )
     assert sum(found) / len(found) >= 4.5
     update = noisy(model, images, labels, size / 100, 0)
-    assert unsum.labels(model, update, "templates", batch_size=6, public=public).tolist() == labels.tolist()
-    assert unsum.labels(model, update, "templates", public=public).tolist() == labels.tolist()  # and how many they are
+    assert (
+        unsum.labels(model, update, "templates", batch_size=6, public=public).tolist()
+        == labels.tolist()
+    )
+    # and how many they are
+    assert unsum.labels(model, update, "templates", public=public).tolist() == labels.tolist()
 
 
 def test_labels_are_guesses_where_noise_is_all_there_is() -> None:

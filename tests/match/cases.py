@@ -59,7 +59,8 @@ def crops(count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A matcher, a network and a batch, and the PSNR every picture must reach; gray and noise stay 5 dB below it."""
+    """A matcher, a network and a batch, and the PSNR every picture must reach; gray and noise stay
+    5 dB below it."""
 
     method: str
     network: Callable[[], nn.Sequential]

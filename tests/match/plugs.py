@@ -1,4 +1,5 @@
-"""A generator and a denoiser for 32×32 pictures, learned in seconds from embedded photos that no victim here has."""
+"""A generator and a denoiser for 32×32 pictures, learned in seconds from embedded photos that no
+victim here has."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def squares() -> LossFunction:
 
 def network(outputs: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, outputs, 3, padding=1))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, outputs, 3, padding=1)
+    )
 
 
 def photo(number: int, side: int = 8) -> Tensor:
@@ -48,7 +50,9 @@ def share(found: Tensor, x: Tensor) -> float:
     return 1 - float((found - x).square().sum() / (guess - x.flatten(1)).square().sum())
 
 
-def protocol(form: Any, target: tuple[int, ...], loss: LossFunction = usual_loss, side: int = 8) -> Protocol:
+def protocol(
+    form: Any, target: tuple[int, ...], loss: LossFunction = usual_loss, side: int = 8
+) -> Protocol:
     return Protocol(loss, (3, side, side), target, form)
 
 
@@ -89,17 +93,25 @@ def test_unknown_targets_have_the_form_that_the_loss_takes() -> None:
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
-        (lambda out, t: -out.log_softmax(1).gather(1, t[:, None]).mean(), "takes class numbers alone"),
+        (
+            lambda out, t: -out.log_softmax(1).gather(1, t[:, None]).mean(),
+            "takes class numbers alone",
+        ),
         (lambda out, t: (out - t.to(out).mean()).square().mean(), "cannot be varied by degrees"),
     ],
 )
-def test_a_loss_of_class_numbers_alone_leaves_targets_to_be_granted(loss: LossFunction, why: str) -> None:
+def test_a_loss_of_class_numbers_alone_leaves_targets_to_be_granted(
+    loss: LossFunction, why: str
+) -> None:
     x = photo(1)
     told = protocol("classes", (8, 8), loss)
     update = capture_any(network(), x, masks(x), loss, train=True)
     with pytest.raises(unsum.UnsumError, match=why):
         match_any(network(), update, told, batch_size=1, steps=1)
-    assert match_any(network(), update, told, batch_size=1, targets=masks(x), steps=1).images is not None
+    assert (
+        match_any(network(), update, told, batch_size=1, targets=masks(x), steps=1).images
+        is not None
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -127,7 +139,9 @@ def test_numbers_to_predict_are_estimated_along_with_the_photo() -> None:
     x, y = photo(1), torch.full((1, 1, 1, 1), -2.0)
     model = nn.Sequential(*network(16)[:2], nn.AdaptiveAvgPool2d(4), nn.Conv2d(16, 1, 4))
     update = capture_any(model, x, y, squares(), train=True)
-    found = match_any(model, update, protocol("numbers", (1, 1, 1), squares()), batch_size=1, steps=150)
+    found = match_any(
+        model, update, protocol("numbers", (1, 1, 1), squares()), batch_size=1, steps=150
+    )
     assert found.images is not None
     assert share(found.images, x) > 0.7
     assert found.knowledge.granted() == ["The model's weights and one client update."]
@@ -142,7 +156,9 @@ def test_outputs_are_never_broadcast_against_targets() -> None:
 
 
 def test_the_model_stays_as_it_was() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    )
     x = photo(1)
     update = capture_any(model, x, masks(x), None, train=True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -35,9 +35,19 @@ def test_attack_writes_pictures_of_a_captured_update(tmp_path: Path) -> None:
     file = tmp_path / "client.safetensors"
     unsum.capture(model, crops(2), torch.tensor([1, 2])).save(file)
     out = tmp_path / "leak"
-    arguments = ["attack", "--update", str(file), "--attack", "ig:steps=2,image_size=32", "--out", str(out), "--json"]
+    arguments = [
+        "attack",
+        "--update",
+        str(file),
+        "--attack",
+        "ig:steps=2,image_size=32",
+        "--out",
+        str(out),
+        "--json",
+    ]
     result = RUNNER.invoke(app, [*arguments, "--model", "default"])
-    assert isinstance(result.exception, UnsumError)  # the default model takes 128², and this head is of another
+    # the default model takes 128², and this head is of another
+    assert isinstance(result.exception, UnsumError)
     net = tmp_path / "net.py"
     net.write_text("import sys\nfrom match.cases import lenet\ndef build():\n    return lenet()\n")
     unsum.capture(lenet(), crops(1), torch.tensor([3])).save(file)
@@ -50,7 +60,12 @@ def test_attack_writes_pictures_of_a_captured_update(tmp_path: Path) -> None:
 
 def test_an_audit_runs_a_matcher_and_says_what_was_granted(tmp_path: Path) -> None:
     net = lenet()
-    audit = unsum.audit(net, (crops(1), torch.tensor([3])), attack="dlg:steps=2,image_size=32", batch_size_known=True)
+    audit = unsum.audit(
+        net,
+        (crops(1), torch.tensor([3])),
+        attack="dlg:steps=2,image_size=32",
+        batch_size_known=True,
+    )
     assert audit.setting.attack == "dlg"
     assert "The batch size (1)." in audit.granted
     assert audit.leak.images is not None

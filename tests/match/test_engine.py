@@ -1,4 +1,5 @@
-"""What every method gets from the engine: restarts, checkpoints, hooks, and a model that is left as it was."""
+"""What every method gets from the engine: restarts, checkpoints, hooks, and a model that is left as
+it was."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ def posed(net: nn.Module, batch: int = 2, *, labels: bool = True) -> Problem:
     images = crops(batch).to(next(net.parameters()))
     update = capture(net, images, targets, train=net.training)
     known = targets if labels else None
-    return pose("test", net, update, batch_size=batch, shape=(3, 32, 32), targets=known, separated=None)
+    return pose(
+        "test", net, update, batch_size=batch, shape=(3, 32, 32), targets=known, separated=None
+    )
 
 
 def small_plan(**changes: Any) -> Plan:
-    plan = Plan(Objective("cosine"), Adam(0.1), 12, regularizers=(TotalVariation(1e-3),), look_every=3)
+    plan = Plan(
+        Objective("cosine"), Adam(0.1), 12, regularizers=(TotalVariation(1e-3),), look_every=3
+    )
     return replace(plan, **changes)
 
 
@@ -43,10 +48,13 @@ def test_restarts_together_are_restarts_one_after_the_other(norm: str, group: bo
     net = convnet(batch_norm=norm != "none").train(norm == "train").double()
     terms = (TotalVariation(1e-3), GroupConsistency(1e-3)) if group else (TotalVariation(1e-3),)
     found = [
-        solve(posed(net), small_plan(restarts=3, together=together, regularizers=terms)) for together in (True, False)
+        solve(posed(net), small_plan(restarts=3, together=together, regularizers=terms))
+        for together in (True, False)
     ]
     assert found[0].notes == found[1].notes == []  # vmap did run
-    torch.testing.assert_close(found[0].restart_losses, found[1].restart_losses, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        found[0].restart_losses, found[1].restart_losses, rtol=1e-9, atol=1e-9
+    )
     torch.testing.assert_close(found[0].images, found[1].images, rtol=0, atol=1e-6)
 
 
@@ -96,7 +104,9 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(plan: Plan, tmp_pat
                 raise KilledError
 
     problem = replace(
-        posed(net, labels=not plan.soft_labels), checkpoint=tmp_path / "run.safetensors", checkpoint_seconds=0.0
+        posed(net, labels=not plan.soft_labels),
+        checkpoint=tmp_path / "run.safetensors",
+        checkpoint_seconds=0.0,
     )
     with pytest.raises(KilledError):
         solve(replace(problem, progress=Killer()), plan)
@@ -120,7 +130,9 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
         solve(problem, small_plan(steps=2))
 
 
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_last_one(tmp_path: Path, monkeypatch) -> None:
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_last_one(
+    tmp_path: Path, monkeypatch
+) -> None:
     file = tmp_path / "run.safetensors"
     checkpoint.write(file, {"seed": 0}, {"step": 3, "leaf": torch.ones(2)})
 
@@ -161,9 +173,9 @@ def test_the_unknown_can_be_coarse_pixels_or_a_latent() -> None:
     assert coarse.images.shape == (1, 3, 32, 32)
     assert float(coarse.history["loss"][-1]) < 0.7 * float(coarse.history["loss"][0])
     torch.manual_seed(0)
-    generator = nn.Sequential(nn.Linear(8, 3 * 32 * 32), nn.Sigmoid(), nn.Unflatten(1, (3, 32, 32))).requires_grad_(
-        False
-    )
+    generator = nn.Sequential(
+        nn.Linear(8, 3 * 32 * 32), nn.Sigmoid(), nn.Unflatten(1, (3, 32, 32))
+    ).requires_grad_(False)
     latent = solve(problem, small_plan(unknown=Latent(generator, (8,)), steps=20, restarts=2))
     assert latent.images.shape == (1, 3, 32, 32)
     assert float(latent.history["loss"][-1]) < float(latent.history["loss"][0])
@@ -176,7 +188,10 @@ def test_a_hook_changes_the_unknown_every_so_many_steps() -> None:
         calls.append(tuple(leaves[0].shape))
         leaves[0].fill_(0.5)
 
-    found = solve(posed(convnet(), 1), small_plan(steps=10, amend=gray, amend_every=5, restarts=2, look_every=100))
+    found = solve(
+        posed(convnet(), 1),
+        small_plan(steps=10, amend=gray, amend_every=5, restarts=2, look_every=100),
+    )
     assert calls == [(1, 3, 32, 32)] * 4
     assert bool((found.images == 0.5).all())  # the last call came after the last step
 
@@ -216,7 +231,15 @@ def test_only_gradients_that_the_loss_reaches_are_matched() -> None:
     net.register_parameter("idle", nn.Parameter(torch.ones(3)))
     update = capture(net, crops(1), torch.tensor([1]))
     padded = Update({**update.gradients, "idle": torch.zeros(3)})
-    problem = pose("x", net, padded, batch_size=1, shape=(3, 32, 32), targets=torch.eye(10)[[1]], separated=None)
+    problem = pose(
+        "x",
+        net,
+        padded,
+        batch_size=1,
+        shape=(3, 32, 32),
+        targets=torch.eye(10)[[1]],
+        separated=None,
+    )
     assert "idle" not in problem.sent
 
 
@@ -236,5 +259,8 @@ def test_a_sum_over_the_batch_is_matched_as_a_sum() -> None:
     net = convnet()
     mean = capture(net, crops(2), torch.tensor([1, 2]))
     total = replace(mean.map(lambda _name, g: 2 * g), reduction="sum")
-    leaks = [match(net, u, "gradinversion", batch_size=2, image_size=32, steps=4, restarts=1) for u in (mean, total)]
+    leaks = [
+        match(net, u, "gradinversion", batch_size=2, image_size=32, steps=4, restarts=1)
+        for u in (mean, total)
+    ]
     torch.testing.assert_close(leaks[0].images, leaks[1].images, atol=1e-4, rtol=0)

@@ -1,4 +1,5 @@
-"""The parts behind generators and learners: hashing, traces of defenses, signs, many gradients, what can be plugged in."""
+"""The parts behind generators and learners: hashing, traces of defenses, signs, many gradients,
+what can be plugged in."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def posed(net: nn.Module, *defenses: Any, batch: int = 1) -> Problem:
     labels = torch.arange(batch) + 1
     update = unsum.capture(net, crops(batch), labels, train=net.training, defenses=defenses)
     targets = torch.eye(10)[labels]
-    return pose("ggl", net, update, batch_size=batch, shape=(3, 32, 32), targets=targets, separated=None)
+    return pose(
+        "ggl", net, update, batch_size=batch, shape=(3, 32, 32), targets=targets, separated=None
+    )
 
 
 def test_hashing_is_the_sparse_projection_it_says() -> None:
@@ -44,7 +47,8 @@ def test_hashing_is_the_sparse_projection_it_says() -> None:
     hashed = sketch(vectors)
     assert hashed.shape == (4, 256)
     torch.testing.assert_close(hashed, vectors @ matrix.T, atol=1e-4, rtol=1e-4)
-    assert torch.equal(Sketch(100, 256, seed=3)(vectors[:, :100]), vectors[:, :100])  # short enough already
+    # short enough already
+    assert torch.equal(Sketch(100, 256, seed=3)(vectors[:, :100]), vectors[:, :100])
 
 
 def test_hashing_keeps_inner_products_on_average() -> None:
@@ -54,7 +58,8 @@ def test_hashing_keeps_inner_products_on_average() -> None:
     found = torch.stack([Sketch(2000, 400, seed=seed)(torch.stack([a, b])) for seed in range(200)])
     products = (found[:, 0] * found[:, 1]).sum(1)
     exact = float(a @ b)
-    # Var ≤ (‖a‖²‖b‖² + ⟨a, b⟩²) / d for one sketch; the mean of 200 lies within four of its deviations.
+    # Var ≤ (‖a‖²‖b‖² + ⟨a, b⟩²) / d for one sketch; the mean of 200 lies within four of its
+    # deviations.
     deviation = float(((a @ a) * (b @ b) + exact**2) / 400 / 200) ** 0.5
     assert abs(float(products.mean()) - exact) < 4 * deviation
     assert 0.5 < float(products.std()) / (deviation * 200**0.5) < 1.5
@@ -66,7 +71,9 @@ def test_alike_samples_are_assigned_and_others_are_not() -> None:
     first_two = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]).bool()
     assert float(matched_error(swapped, images, first_two)) == 0
     nobody = torch.eye(3).bool()
-    torch.testing.assert_close(matched_error(swapped, images, nobody), (swapped - images).square().mean())
+    torch.testing.assert_close(
+        matched_error(swapped, images, nobody), (swapped - images).square().mean()
+    )
     rotated = images[:, [1, 2, 0]]
     assert float(matched_error(rotated, images, first_two)) > 0.01
 
@@ -107,10 +114,14 @@ def test_the_true_gradient_defended_as_the_traces_say_is_the_one_received(
     open_, defended = posed(net), posed(net, defense)
     traces = Traces.of(defended)
     assert traces.kind == kind
-    for found, wanted in zip(traces.imitated(lists(open_)), traces.imitated(lists(defended)), strict=True):
+    for found, wanted in zip(
+        traces.imitated(lists(open_)), traces.imitated(lists(defended)), strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     if kind != "sign":
-        for found, wanted in zip(traces.clipped(traces.masked(lists(open_))), lists(defended), strict=True):
+        for found, wanted in zip(
+            traces.clipped(traces.masked(lists(open_))), lists(defended), strict=True
+        ):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
@@ -156,20 +167,27 @@ class Conditional(Principal):
 
 
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
-    ("gias", {}, "'gias' needs a generator of pictures: give generator= a module or FILE.py:FACTORY"),
+    ("gias", {},
+    "'gias' needs a generator of pictures: give generator= a module or FILE.py:FACTORY"),
     ("ggl", {}, "'ggl' needs a generator of pictures"),
-    ("gias", {"generator": "gan"}, "A generator is a torch module, or FILE.py:FACTORY with its weights=FILE, not 'gan'"),
+    ("gias", {"generator": "gan"},
+    "A generator is a torch module, or FILE.py:FACTORY with its weights=FILE, not 'gan'"),
     ("gias", {"generator": "none.py:gan"}, "There is no file 'none.py'"),
-    ("gias", {"generator": "inverse"}, "There are no pictures for this model: the embedded inverse was trained for"),
+    ("gias", {"generator": "inverse"},
+    "There are no pictures for this model: the embedded inverse was trained for"),
     ("gias", {"generator": nn.Identity()}, "set its `latent_shape` to an int or a tuple, not None"),
-    ("gias", {"generator": Wrong()}, r"The generator draws pictures of \(1, 4, 16, 16\), and the model takes \(1, 3, 32, 32\)"),
-    ("ggl", {"generator": Principal(4), "checkpoint": "a.safetensors"}, "'ggl' keeps no checkpoint"),
+    ("gias", {"generator": Wrong()},
+    r"The generator draws pictures of \(1, 4, 16, 16\), and the model takes \(1, 3, 32, 32\)"),
+    ("ggl", {"generator": Principal(4), "checkpoint": "a.safetensors"},
+    "'ggl' keeps no checkpoint"),
     ("hcgla", {}, "'hcgla' needs a denoiser: .* or 'median' for a filter"),
     ("hcgla", {"denoiser": "median", "strength": 2.0}, "strength is at most 1"),
     ("hcgla", {"denoiser": nn.Linear(7, 7)}, "The denoiser fails on a batch of 1: RuntimeError"),
     ("rog", {"denoiser": "mean"}, "A denoiser is a torch module, or FILE.py:FACTORY"),
-    ("lti", {}, r"'lti' learns from photos of the attacker's own; give auxiliary=\(images, labels\)"),
-    ("lti", {"auxiliary": (torch.rand(9, 3, 8, 8), torch.zeros(9).long())}, r"at least 2 auxiliary photos of \(3, 32, 32\), not"),
+    ("lti", {},
+    r"'lti' learns from photos of the attacker's own; give auxiliary=\(images, labels\)"),
+    ("lti", {"auxiliary": (torch.rand(9, 3, 8, 8), torch.zeros(9).long())},
+    r"at least 2 auxiliary photos of \(3, 32, 32\), not"),
 ]  # fmt: skip
 
 
@@ -192,7 +210,16 @@ def test_ggl_without_nevergrad_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 def test_a_conditional_generator_is_told_the_labels_found() -> None:
     net = lenet()
     update = unsum.capture(net, crops(1), torch.tensor([1]))
-    found = match(net, update, "gias", generator=Conditional(4), steps=1, weight_steps=1, restarts=1, image_size=32)
+    found = match(
+        net,
+        update,
+        "gias",
+        generator=Conditional(4),
+        steps=1,
+        weight_steps=1,
+        restarts=1,
+        image_size=32,
+    )
     assert found.images is not None
 
 
@@ -204,13 +231,27 @@ def test_a_generator_out_of_a_file_with_its_weights_on_the_command_line(tmp_path
         "def build():\n    return lenet()\ndef gan():\n    return Principal(16)\n"
     )
     unsum.capture(lenet(), crops(1), torch.tensor([3])).save(file)
-    wish = f"gias:generator={tmp_path / 'net.py'}:gan,weights={weights},steps=2,weight_steps=1,image_size=32"
-    arguments = ["attack", "--model", f"{tmp_path / 'net.py'}:build", "--update", str(file), "--json"]
-    result = CliRunner().invoke(app, [*arguments, "--attack", wish, "--out", str(tmp_path / "leak")])
+    wish = (
+        f"gias:generator={tmp_path / 'net.py'}:gan,weights={weights},"
+        "steps=2,weight_steps=1,image_size=32"
+    )
+    arguments = [
+        "attack",
+        "--model",
+        f"{tmp_path / 'net.py'}:build",
+        "--update",
+        str(file),
+        "--json",
+    ]
+    result = CliRunner().invoke(
+        app, [*arguments, "--attack", wish, "--out", str(tmp_path / "leak")]
+    )
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "leak" / "leak.json").read_text("utf-8"))["method"] == "gias"
     save_file(generator(32).state_dict(), weights)
-    result = CliRunner().invoke(app, [*arguments, "--attack", wish, "--out", str(tmp_path / "other")])
+    result = CliRunner().invoke(
+        app, [*arguments, "--attack", wish, "--out", str(tmp_path / "other")]
+    )
     assert isinstance(result.exception, UnsumError)
     assert "do not fit the" in str(result.exception)
 
@@ -228,10 +269,15 @@ def test_photos_of_ones_own_out_of_a_file(tmp_path: Path) -> None:
     net = lenet()
     update = unsum.capture(net, crops(1), torch.tensor([3]))
     update.save(file)
-    leak = unsum.attack(net, update, f"lti:auxiliary={photos},steps=2,batches=4,hidden=8,dimension=64,image_size=32")
+    leak = unsum.attack(
+        net, update, f"lti:auxiliary={photos},steps=2,batches=4,hidden=8,dimension=64,image_size=32"
+    )
     assert leak.images is not None
     assert "40 labeled samples of its own, of 1 classes." in leak.knowledge.granted()
     direct = unsum.attack(
-        net, update, "lti:steps=2,batches=4,hidden=8,dimension=64,image_size=32", auxiliary=(images, labels)
+        net,
+        update,
+        "lti:steps=2,batches=4,hidden=8,dimension=64,image_size=32",
+        auxiliary=(images, labels),
     )
     torch.testing.assert_close(direct.images, leak.images)

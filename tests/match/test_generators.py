@@ -1,4 +1,5 @@
-"""Methods with a generator, a denoiser or photos of the attacker's own draw real pictures, defended gradients included."""
+"""Methods with a generator, a denoiser or photos of the attacker's own draw real pictures, defended
+gradients included."""
 
 from __future__ import annotations
 
@@ -26,10 +27,14 @@ def owned() -> tuple[Tensor, Tensor]:
 
 def sent(net: nn.Module, batch: int = 1, defenses: tuple[Any, ...] = ()) -> unsum.Update:
     torch.manual_seed(1)  # some defenses draw
-    return unsum.capture(net, crops(batch), torch.arange(batch) + 1, train=net.training, defenses=defenses)
+    return unsum.capture(
+        net, crops(batch), torch.arange(batch) + 1, train=net.training, defenses=defenses
+    )
 
 
-def quality(net: nn.Module, update: unsum.Update, method: str, batch: int = 1, **options: Any) -> float:
+def quality(
+    net: nn.Module, update: unsum.Update, method: str, batch: int = 1, **options: Any
+) -> float:
     leak = match(net, update, method, image_size=32, **options)
     assert leak.labels.tolist() == list(range(1, batch + 1))
     assert leak.images is not None
@@ -43,7 +48,8 @@ LTI = {"steps": 300, "batches": 1000, "hidden": 256, "dimension": 2048}
 
 @dataclass(frozen=True)
 class Plugged:
-    """A matcher, a network, a defense, what is plugged in, and the PSNR that noise, gray and an average photo miss."""
+    """A matcher, a network, a defense, what is plugged in, and the PSNR that noise, gray and an
+    average photo miss."""
 
     method: str
     network: Callable[[], nn.Sequential]
@@ -54,7 +60,8 @@ class Plugged:
     batch: int = 1
 
     def __str__(self) -> str:
-        return f"{self.method}-{self.network.__name__}-{self.defenses[0] if self.defenses else 'open'}-{self.batch}"
+        defense = self.defenses[0] if self.defenses else "open"
+        return f"{self.method}-{self.network.__name__}-{defense}-{self.batch}"
 
 
 GENERATOR = {"generator": lambda: generator(16)}
@@ -70,7 +77,15 @@ CASES = [
     Plugged("lti", lenet, 17.5, LTI, (defend.Prune(0.9),), PHOTOS),
 ]
 FURTHER = [
-    Plugged("gias", convnet, 16.5, {"steps": 120, "weight_steps": 120, "restarts": 1, "rate": 0.1}, (), FINER, 2),
+    Plugged(
+        "gias",
+        convnet,
+        16.5,
+        {"steps": 120, "weight_steps": 120, "restarts": 1, "rate": 0.1},
+        (),
+        FINER,
+        2,
+    ),
     Plugged("hcgla", convnet, 17.5, {"steps": 200}, (defend.Prune(0.99),), DENOISER),
     Plugged("lti", lenet, 18, LTI, (), PHOTOS),
     Plugged("lti", lenet, 17, LTI, (defend.Sign(),), PHOTOS),
@@ -83,7 +98,9 @@ def test_pictures_are_recovered(case: Plugged) -> None:
         pytest.importorskip("nevergrad")
     net = case.network()
     plugs = {name: make() for name, make in case.plugs.items()}
-    found = quality(net, sent(net, case.batch, case.defenses), case.method, case.batch, **plugs, **case.options)
+    found = quality(
+        net, sent(net, case.batch, case.defenses), case.method, case.batch, **plugs, **case.options
+    )
     assert found > case.decibel
     torch.manual_seed(0)
     images = crops(case.batch)
@@ -97,7 +114,11 @@ def test_pictures_are_recovered(case: Plugged) -> None:
 
 def test_the_table_has_every_method_and_the_list_says_what_each_needs() -> None:
     needs = {entry.name: entry.needs for entry in MATCHERS}
-    assert {case.method for case in [*CASES, *FURTHER]} == {"gias", "ggl", "hcgla", "rog", "lti"} <= set(needs)
+    assert (
+        {case.method for case in [*CASES, *FURTHER]}
+        == {"gias", "ggl", "hcgla", "rog", "lti"}
+        <= set(needs)
+    )
     for method in ("gias", "ggl"):
         assert "a generator" in needs[method]
     for method in ("hcgla", "rog"):
@@ -110,12 +131,15 @@ def test_the_table_has_every_method_and_the_list_says_what_each_needs() -> None:
     [(lenet, defend.Prune(0.9)), *long((lenet, defend.Clip(0.05)), (convnet, defend.Soteria(0.8)))],
     ids=["prune", "clip", "soteria"],
 )
-def test_ggl_that_adapts_to_the_defense_is_better(network: Callable[[], nn.Sequential], defense: Any) -> None:
+def test_ggl_that_adapts_to_the_defense_is_better(
+    network: Callable[[], nn.Sequential], defense: Any
+) -> None:
     pytest.importorskip("nevergrad")
     net = network()
     update = sent(net, 1, (defense,))
     adapted, plain = (
-        quality(net, update, "ggl", generator=generator(16), adapt=adapt, **GGL) for adapt in (True, False)
+        quality(net, update, "ggl", generator=generator(16), adapt=adapt, **GGL)
+        for adapt in (True, False)
     )
     assert adapted > 16
     assert adapted > plain + 2
@@ -154,7 +178,8 @@ def test_the_denoiser_is_what_heavily_pruned_gradients_need() -> None:
 
 @pytest.mark.long
 def test_lti_learns_from_defended_gradients() -> None:
-    """A network that learned from whole gradients reads pruned ones worse than one that learned from pruned ones."""
+    """A network that learned from whole gradients reads pruned ones worse than one that learned
+    from pruned ones."""
     net, short = lenet(), {**LTI, "steps": 150, "batches": 400}
     update = sent(net, 1, (defend.Prune(0.97),))
     whole = quality(net, update, "lti", auxiliary=owned(), defend=lambda update: update, **short)
@@ -166,7 +191,16 @@ def test_lti_learns_from_defended_gradients() -> None:
 
 def test_restarts_are_chosen_by_the_attackers_own_loss() -> None:
     net = lenet()
-    leak = match(net, sent(net), "gias", image_size=32, generator=generator(16), steps=5, weight_steps=1, restarts=3)
+    leak = match(
+        net,
+        sent(net),
+        "gias",
+        image_size=32,
+        generator=generator(16),
+        steps=5,
+        weight_steps=1,
+        restarts=3,
+    )
     assert "the lowest of 3 restarts" in leak.notes[-1]
     assert "Public photos: crops of embedded photos." in leak.knowledge.granted()
 
@@ -177,15 +211,30 @@ def test_the_embedded_inverse_is_a_generator_and_a_beginning() -> None:
     model = unsum.models.load_model("default", classes=100).model
     update = unsum.capture(model, batch.images, batch.targets, defenses=(defend.Prune(0.99),))
     leak = match(model, update, "hcgla", denoiser="median", steps=1, strength=0.0)
-    assert "Pictures began where the model's inverse drew them from the update's features." in leak.notes
+    assert (
+        "Pictures began where the model's inverse drew them from the update's features."
+        in leak.notes
+    )
     assert any("to train the inverse" in sentence for sentence in leak.knowledge.granted())
     assert leak.images is not None
     in_place = (
         -10
-        * (leak.images[leak.labels.argsort()] - batch.images[batch.targets.argsort()]).square().mean((1, 2, 3)).log10()
+        * (leak.images[leak.labels.argsort()] - batch.images[batch.targets.argsort()])
+        .square()
+        .mean((1, 2, 3))
+        .log10()
     )
     assert float(in_place.min()) > 13  # each beginning stands at its own label
-    short = match(model, update, "gias", generator="inverse", labels=batch.targets, steps=1, weight_steps=1, restarts=1)
+    short = match(
+        model,
+        update,
+        "gias",
+        generator="inverse",
+        labels=batch.targets,
+        steps=1,
+        weight_steps=1,
+        restarts=1,
+    )
     assert short.images is not None
     assert short.images.shape == batch.images.shape
 
@@ -195,7 +244,10 @@ def test_a_run_goes_on_from_its_checkpoints_and_from_no_other_generators(tmp_pat
     update, file = sent(net), tmp_path / "run.safetensors"
     short = {"image_size": 32, "steps": 20, "weight_steps": 10, "restarts": 2, "checkpoint": file}
     first = match(net, update, "gias", generator=generator(16), **short)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-latent.safetensors", "run-weights.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run-latent.safetensors",
+        "run-weights.safetensors",
+    ]
     heard = Heard()
     again = match(net, update, "gias", generator=generator(16), progress=heard, **short)
     assert not heard.steps  # both stages had been finished
@@ -206,7 +258,8 @@ def test_a_run_goes_on_from_its_checkpoints_and_from_no_other_generators(tmp_pat
 
 @pytest.mark.long
 def test_samples_of_one_label_are_told_apart_by_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places 0 and 1 of a batch of one label are nobody's: without assignment both learn to draw the mean of the two pictures.
+    """Places 0 and 1 of a batch of one label are nobody's: without assignment both learn to draw
+    the mean of the two pictures.
 
     Photos held back are scored with assignment either way; only what is learned from differs.
     """
@@ -219,7 +272,11 @@ def test_samples_of_one_label_are_told_apart_by_assignment(monkeypatch: pytest.M
         return float(leak.history["loss"].min())
 
     def unassigned_lessons(found: Tensor, images: Tensor, alike: Tensor) -> Tensor:
-        return (found - images).square().mean() if found.requires_grad else assigned(found, images, alike)
+        return (
+            (found - images).square().mean()
+            if found.requires_grad
+            else assigned(found, images, alike)
+        )
 
     error, assigned = held_out_error(), lti.matched_error
     monkeypatch.setattr(lti, "matched_error", unassigned_lessons)

@@ -1,4 +1,5 @@
-"""What is different on a GPU: passes are recorded once and replayed, restarts go through the model together, bfloat16."""
+"""What is different on a GPU: passes are recorded once and replayed, restarts go through the model
+together, bfloat16."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ def _matched(method: str, device: str, **options: object) -> tuple[Leak, Tensor]
 
 
 @pytest.mark.parametrize(("method", "steps"), [("ig", 40), ("idlg", 1)])
-def test_recorded_passes_lead_where_plain_ones_do(method: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_passes_lead_where_plain_ones_do(
+    method: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded, _ = _matched(method, "cuda", steps=steps)
     monkeypatch.setattr(evaluate, "recorded", lambda work, _device: (work, 0))
     plain, _ = _matched(method, "cuda", steps=steps)
     assert recorded.images is not None
-    # Kernels round differently from run to run, and twenty iterations of L-BFGS without a line search enlarge that.
-    torch.testing.assert_close(recorded.images, plain.images, rtol=0, atol=1e-3 if method == "ig" else 2e-2)
+    # Kernels round differently from run to run, and twenty iterations of L-BFGS without a line
+    # search enlarge that.
+    torch.testing.assert_close(
+        recorded.images, plain.images, rtol=0, atol=1e-3 if method == "ig" else 2e-2
+    )
     assert recorded.residual == pytest.approx(plain.residual, rel=1e-3 if method == "ig" else 0.1)
 
 

@@ -8,7 +8,8 @@ from unsum.match.lbfgs import Memory
 
 @pytest.mark.parametrize("block", [2**24, 3 * 80])
 def test_steps_are_those_of_torch(block: int) -> None:
-    """60 steps with a history of 10, so that the ring goes round several times, in one block and in four of three pairs."""
+    """60 steps with a history of 10, so that the ring goes round several times, in one block and in
+    four of three pairs."""
     torch.manual_seed(0)
     A = torch.randn(40, 40, dtype=torch.float64)
     A = A @ A.T + torch.eye(40, dtype=torch.float64)
@@ -24,7 +25,9 @@ def test_steps_are_those_of_torch(block: int) -> None:
         value.backward()
         return value
 
-    optimizer = torch.optim.LBFGS([theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0)
+    optimizer = torch.optim.LBFGS(
+        [theirs], lr=0.3, history_size=10, max_iter=20, tolerance_grad=0, tolerance_change=0
+    )
     memory = Memory(ours, 10, block=block)
     for _ in range(3):
         optimizer.step(closure)
@@ -46,6 +49,7 @@ def test_large_pictures_take_memory_only_for_the_steps_taken() -> None:
 def test_directions_without_curvature_are_forgotten() -> None:
     memory = Memory(torch.zeros(3), 5)
     memory.direction(torch.tensor([1.0, 0, 0]), 1.0)
-    step = memory.direction(torch.tensor([1.0, 0, 0]), 1.0)  # the gradient did not change: nothing is learned
+    # the gradient did not change: nothing is learned
+    step = memory.direction(torch.tensor([1.0, 0, 0]), 1.0)
     assert memory.count == 0
     torch.testing.assert_close(step, torch.tensor([-1.0, 0, 0]))

@@ -24,7 +24,11 @@ CASES = [
 
 
 # The others do what one of these does, with another distance or other labels.
-QUICK = [case for case in CASES if case.method not in ("dlg", "idlg", "gradinversion", "soft-f", "soft-gf")]
+QUICK = [
+    case
+    for case in CASES
+    if case.method not in ("dlg", "idlg", "gradinversion", "soft-f", "soft-gf")
+]
 FURTHER = [case for case in CASES if case not in QUICK]
 
 
@@ -40,13 +44,17 @@ def test_pictures_are_recovered(case: Case) -> None:
     for nothing in (torch.full_like(images, 0.5), torch.rand_like(images)):
         assert float(decibels(nothing, images).max()) < case.decibel - 5
     rows = targets if targets.ndim == 2 else torch.eye(10)[targets]
-    torch.testing.assert_close(leak.targets.float().sort(0).values, rows.sort(0).values, atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        leak.targets.float().sort(0).values, rows.sort(0).values, atol=0.05, rtol=0
+    )
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
 def test_what_is_claimed(case: Case) -> None:
     """Pictures have no certificate; features of a separator keep theirs."""
-    leak, _, _ = Case(case.method, case.network, 1, 0, {**case.options, "steps": 16}, soft=case.soft).run()
+    leak, _, _ = Case(
+        case.method, case.network, 1, 0, {**case.options, "steps": 16}, soft=case.soft
+    ).run()
     assert "carry no certificate" in leak.notes[-1]
     assert "distance of gradients is" in leak.notes[-1]
     if case.method == "dlg":

@@ -13,7 +13,9 @@ SHAPES = [(4, 3, 3, 3), (4,), (7, 5)]
 def tensors(seed: int, restarts: int | None = None) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lead = () if restarts is None else (restarts,)
-    return [torch.randn(*lead, *shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    return [
+        torch.randn(*lead, *shape, generator=generator, dtype=torch.float64) for shape in SHAPES
+    ]
 
 
 @pytest.mark.parametrize("kind", ["l2", "cosine"])

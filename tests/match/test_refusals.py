@@ -23,7 +23,14 @@ def sent(net: nn.Module, batch: int = 2) -> Update:
 @pytest.mark.parametrize(
     ("method", "wishes", "sentence"),
     [
-        ("dlg", {}, r"'dlg' needs the batch size; give batch_size= \(unsum audit: --batch-size-known\), or use 'ig'"),
+        (
+            "dlg",
+            {},
+            (
+                r"'dlg' needs the batch size; give batch_size= \(unsum audit: "
+                r"--batch-size-known\), or use 'ig'"
+            ),
+        ),
         ("gradinversion", {}, "'gradinversion' needs the batch size"),
         ("idlg", {"batch_size": 2}, "'idlg' is for one sample; for 2 samples use 'ig'"),
         ("ig", {"stepps": 3}, "The attack 'ig' has no option 'stepps'; did you mean 'steps'"),
@@ -32,8 +39,16 @@ def sent(net: nn.Module, batch: int = 2) -> Update:
         ("ig", {"masked": 1}, "'masked' must be True or False"),
         ("ig", {"image_size": 40}, r"The model does not take a batch of \(2, 3, 40, 40\)"),
         ("ig", {"image_size": -1}, "must be a whole number of at least 1, not -1"),
-        ("ig", {"image_size": (3, 32)}, r"must be the side of the pictures or \(channels, height, width\)"),
-        ("ig", {"checkpoint": "state.pt"}, "A checkpoint is a .safetensors file; rename 'state.pt'"),
+        (
+            "ig",
+            {"image_size": (3, 32)},
+            r"must be the side of the pictures or \(channels, height, width\)",
+        ),
+        (
+            "ig",
+            {"checkpoint": "state.pt"},
+            "A checkpoint is a .safetensors file; rename 'state.pt'",
+        ),
         ("ig", {"label_rule": "none"}, "There is no label rule 'none'"),
         ("ig", {"labels": torch.tensor([1, 99])}, "label 99 is outside the model's classes"),
         ("soft-gf", {"distance": "l3"}, "There is no distance 'l3'"),
@@ -50,7 +65,9 @@ def test_an_update_of_the_head_alone_is_refused() -> None:
     net = convnet()
     whole = sent(net)
     head = Update({name: g for name, g in whole.gradients.items() if name.startswith("7.")})
-    with pytest.raises(UnsumError, match="no gradient but the head's, so 'ig' has nothing to match; use 'exact'"):
+    with pytest.raises(
+        UnsumError, match="no gradient but the head's, so 'ig' has nothing to match; use 'exact'"
+    ):
         match(net, head, "ig", image_size=32)
 
 
@@ -68,7 +85,9 @@ def test_a_gradient_of_unknown_scale_is_refused_where_it_matters() -> None:
     delta = Update.from_delta({name: -0.1 * g for name, g in sent(net, 1).gradients.items()})
     with pytest.raises(UnsumError, match="'dlg' needs the gradient's scale"):
         match(net, delta, "dlg", image_size=32, batch_size=1)
-    assert match(net, delta, "ig", image_size=32, labels=torch.tensor([1]), steps=1).images is not None
+    assert (
+        match(net, delta, "ig", image_size=32, labels=torch.tensor([1]), steps=1).images is not None
+    )
 
 
 def test_the_size_is_found_where_only_one_fits() -> None:

@@ -29,8 +29,13 @@ def scene() -> Scene:
 
 
 def test_total_variation(scene: Scene) -> None:
-    down = sum((scene.pictures[1, ..., i + 1, :] - scene.pictures[1, ..., i, :]).abs().sum() for i in range(4))
-    across = sum((scene.pictures[1, ..., i + 1] - scene.pictures[1, ..., i]).abs().sum() for i in range(3))
+    down = sum(
+        (scene.pictures[1, ..., i + 1, :] - scene.pictures[1, ..., i, :]).abs().sum()
+        for i in range(4)
+    )
+    across = sum(
+        (scene.pictures[1, ..., i + 1] - scene.pictures[1, ..., i]).abs().sum() for i in range(3)
+    )
     expected = down / (2 * 3 * 4 * 4) + across / (2 * 3 * 5 * 3)
     torch.testing.assert_close(TotalVariation(1.0)(scene)[1], expected)
     flat = Scene(torch.full((1, 1, 3, 4, 4), 0.3), torch.zeros(()))
@@ -56,7 +61,9 @@ def test_feature_term(scene: Scene) -> None:
     assert scene.features is not None
     apart = (scene.features[1] - wanted).norm() ** 2 / wanted.norm() ** 2
     torch.testing.assert_close(FeatureTerm(1.0, wanted)(scene)[1], apart)
-    cosines = [float(a @ b / (a.norm() * b.norm())) for a, b in zip(scene.features[1], wanted, strict=True)]
+    cosines = [
+        float(a @ b / (a.norm() * b.norm())) for a, b in zip(scene.features[1], wanted, strict=True)
+    ]
     found = FeatureTerm(1.0, wanted, "cosine")(scene)[1]
     assert float(found) == pytest.approx(1 - sum(cosines) / 2, abs=1e-6)
 
@@ -67,7 +74,9 @@ def test_batch_norm_prior_is_the_distance_to_running_statistics(train: bool) -> 
     net, images = normed().train(train), crops(2)
     update = capture(net, images, torch.tensor([1, 2]), train=train)
     targets = torch.eye(10)[[1, 2]]
-    problem = pose("x", net, update, batch_size=2, shape=(3, 32, 32), targets=targets, separated=None)
+    problem = pose(
+        "x", net, update, batch_size=2, shape=(3, 32, 32), targets=targets, separated=None
+    )
     plan = Plan(Objective("l2"), Adam(0.1), 1, regularizers=(BatchNormPrior(1.0),))
     evaluator = Evaluator(problem, plan, [images[None].clone()])
     with evaluator.ready():
@@ -77,9 +86,13 @@ def test_batch_norm_prior_is_the_distance_to_running_statistics(train: bool) -> 
         for layer in net:
             if isinstance(layer, nn.BatchNorm2d):
                 mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
-                expected += float((mean - layer.running_mean).norm() + (variance - layer.running_var).norm())
+                expected += float(
+                    (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
+                )
                 low, high = (mean, variance) if train else (layer.running_mean, layer.running_var)
-                x = nn.functional.batch_norm(x, low, high, layer.weight, layer.bias, False, 0.0, layer.eps)
+                x = nn.functional.batch_norm(
+                    x, low, high, layer.weight, layer.bias, False, 0.0, layer.eps
+                )
             else:
                 x = layer(x)
     assert float(totals - matches) == pytest.approx(expected, rel=1e-4)

@@ -1,4 +1,5 @@
-"""Folders of adapters, as peft writes them: their base from this disk, and a sentence for whatever is missing."""
+"""Folders of adapters, as peft writes them: their base from this disk, and a sentence for whatever
+is missing."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_the_base_is_where_the_settings_say_or_beside_the_adapters(tmp_path: Pat
 def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     made = folder(tmp_path, json.dumps({"base_model_name_or_path": "meta/large"}))
     with pytest.raises(
-        UnsumError, match=r"'meta/large', which is no folder of a model on this disk; save the base model"
+        UnsumError,
+        match=r"'meta/large', which is no folder of a model on this disk; save the base model",
     ):
         load_model(f"hf:{made}", classes=1)
     (made / "adapter_config.json").write_text("[")
@@ -50,16 +52,21 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
         base_of(made)
 
 
-def test_adapters_in_a_pickle_or_without_peft_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_in_a_pickle_or_without_peft_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = folder(tmp_path, "{}")
     (made / "adapter_model.bin").write_bytes(b"")
     monkeypatch.setattr("unsum.models.from_peft.optional", lambda *_names: None)
-    with pytest.raises(UnsumError, match=r"holds no adapter_model.safetensors; save the adapters again"):
+    with pytest.raises(
+        UnsumError, match=r"holds no adapter_model.safetensors; save the adapters again"
+    ):
         with_adapters(nn.Identity(), made)
     monkeypatch.undo()
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(
-        UnsumError, match=r"Folders of adapters need peft; install it with: pip install 'unsum\[peft\]'"
+        UnsumError,
+        match=r"Folders of adapters need peft; install it with: pip install 'unsum\[peft\]'",
     ):
         with_adapters(nn.Identity(), made)
 

@@ -20,7 +20,9 @@ def test_clients_at_once_see_what_they_would_see_alone(spec: str, client: int) -
                 module.weight.uniform_(0.5, 2), module.bias.normal_()
     images = torch.rand(8, 3, 32, 32)
     many = ClientFeatures(model)
-    alone = torch.cat([collect_features(model, images[i : i + client]) for i in range(0, 8, client)])
+    alone = torch.cat(
+        [collect_features(model, images[i : i + client]) for i in range(0, 8, client)]
+    )
     torch.testing.assert_close(many(images, sharing(8, client, 4)), alone, atol=2e-3, rtol=2e-3)
 
 
@@ -31,12 +33,16 @@ def test_without_sharing_the_running_statistics_count() -> None:
 
 
 def test_vectors_are_normalized_too() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 2)).train()
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 2)
+    ).train()
     images = torch.randn(
         6, 3, 2, 2
     )  # spread: a square's mean less a mean's square has few digits where samples are alike
     alone = torch.cat([collect_features(model, images[:3]), collect_features(model, images[3:])])
-    torch.testing.assert_close(ClientFeatures(model)(images, sharing(6, 3, 3)), alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        ClientFeatures(model)(images, sharing(6, 3, 3)), alone, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_one_graph_serves_clients_of_every_size() -> None:
@@ -45,7 +51,9 @@ def test_one_graph_serves_clients_of_every_size() -> None:
     compiled = torch.compile(many, backend="eager", fullgraph=True, dynamic=False)
     images = torch.rand(8, 3, 32, 32)
     for client in (4, 8):
-        torch.testing.assert_close(compiled(images, sharing(8, client, 4)), many(images, sharing(8, client, 4)))
+        torch.testing.assert_close(
+            compiled(images, sharing(8, client, 4)), many(images, sharing(8, client, 4))
+        )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 

@@ -16,8 +16,9 @@ from unsum.models import load_model
 from unsum.models.from_hugging_face import check_config
 
 HONEST: dict[str, Any] = {
-    "model_type": "vit", "architectures": ["ViTForImageClassification"], "num_hidden_layers": 2, "hidden_size": 8,
-    "image_size": 32, "id2label": {"0": "a"}, "layer_norm_eps": 1e-12, "block_size": 1024,
+    "model_type": "vit", "architectures": ["ViTForImageClassification"], "num_hidden_layers": 2,
+    "hidden_size": 8, "image_size": 32, "id2label": {"0": "a"}, "layer_norm_eps": 1e-12,
+    "block_size": 1024,
 }  # fmt: skip
 
 
@@ -35,7 +36,10 @@ def test_an_honest_one_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_hidden_layers": 10**7}, r"10,000,000 layers \('num_hidden_layers'\), and the folder holds 24 tensors"),
+        (
+            {"num_hidden_layers": 10**7},
+            r"10,000,000 layers \('num_hidden_layers'\), and the folder holds 24 tensors",
+        ),
         ({"depths": [6] * 5}, "a model of 30 layers"),
         ({"text_config": {"n_layer": 10**30}}, "describes a model of"),
         ({"image_size": 10**6}, "pictures of 1,000,000 pixels"),
@@ -43,7 +47,9 @@ def test_an_honest_one_passes(tmp_path: Path) -> None:
         ({"id2label": {str(i): "x" * 1000 for i in range(2000)}}, "too many for the settings"),
     ],
 )
-def test_one_that_describes_more_is_refused_at_once(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_one_that_describes_more_is_refused_at_once(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
     pytest.importorskip("transformers")
     start = time.process_time()
     with pytest.raises(UnsumError, match=sentence) as told:

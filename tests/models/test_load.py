@@ -19,7 +19,9 @@ def test_the_default_is_a_trained_backbone_under_a_fresh_head() -> None:
     assert not torch.equal(first.head.weight, other.head.weight)
     assert backbone_fingerprint(first) == backbone_fingerprint(other)
     # Fresh: PyTorch's own initialization is uniform within 1/√H, which gives this spread.
-    assert float(first.head.weight.detach().std()) == pytest.approx((1 / 32768 / 3) ** 0.5, rel=0.01)
+    assert float(first.head.weight.detach().std()) == pytest.approx(
+        (1 / 32768 / 3) ** 0.5, rel=0.01
+    )
 
 
 def test_the_fingerprint_sees_any_change_of_the_backbone() -> None:
@@ -66,7 +68,10 @@ def test_unknown_models_are_refused(spec: str, sentence: str) -> None:
 def test_shipped_weights_stay_within_twelve_megabytes() -> None:
     sizes = [
         len((files(f"unsum.{package}") / "weights" / name).read_bytes())
-        for package, name in [("models", "default-backbone.safetensors"), ("invert", "default-inverse.safetensors")]
+        for package, name in [
+            ("models", "default-backbone.safetensors"),
+            ("invert", "default-inverse.safetensors"),
+        ]
     ]
     assert sum(sizes) <= 12e6
 
@@ -81,8 +86,8 @@ class Sizes:
 
 def net(num_classes=7):
     width = Sizes().width
-    return nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(width, num_classes))
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.AdaptiveAvgPool2d(1),
+                         nn.Flatten(), nn.Linear(width, num_classes))
 
 def sized(num_classes):
     model = net(num_classes)
@@ -109,11 +114,16 @@ def tiny(tmp_path: Path) -> str:
 def trained(spec: str, classes: int) -> dict[str, Tensor]:
     """The state of a model that no seed here makes."""
     state = load_model(spec, classes=classes, seed=99).model.state_dict()
-    return {n: (torch.rand_like(t) + 0.5).half().float() if t.is_floating_point() else t for n, t in state.items()}
+    return {
+        n: (torch.rand_like(t) + 0.5).half().float() if t.is_floating_point() else t
+        for n, t in state.items()
+    }
 
 
 def differing(model: nn.Module, state: dict[str, Tensor]) -> list[str]:
-    return [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, state[name])]
+    return [
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, state[name])
+    ]
 
 
 def test_a_model_of_ones_own_by_its_file(tiny: str) -> None:
@@ -147,14 +157,18 @@ def test_what_a_file_cannot_give_is_told(tiny: str, end: str, sentence: str) -> 
 
 def test_files_that_do_not_import_are_told(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("import nothing_of_this_name")
-    with pytest.raises(UnsumError, match=r"'wrong.py' cannot be imported: ModuleNotFoundError: No module"):
+    with pytest.raises(
+        UnsumError, match=r"'wrong.py' cannot be imported: ModuleNotFoundError: No module"
+    ):
         load_model(f"{tmp_path / 'wrong.py'}:net", classes=10)
     with pytest.raises(UnsumError, match=r"There is no file .*absent.py"):
         load_model(f"{tmp_path / 'absent.py'}:net", classes=10)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_weights_of_half_precision_fill_the_model_in_its_own(tiny: str, tmp_path: Path, suffix: str) -> None:
+def test_weights_of_half_precision_fill_the_model_in_its_own(
+    tiny: str, tmp_path: Path, suffix: str
+) -> None:
     state = trained(tiny, 10)
     halved = {n: t.half() if t.is_floating_point() else t for n, t in state.items()}
     path = tmp_path / f"trained{suffix}"
@@ -182,7 +196,9 @@ def test_a_head_that_does_not_fit_is_made_fresh_only_where_that_is_asked_for(
         kept = load_model(tiny, classes=10, weights=tmp_path / "trained.safetensors")
         assert kept.trained_head
         assert torch.equal(kept.model[-1].weight, state["4.weight"])
-    loaded = load_model(tiny, classes=10, seed=4, weights=tmp_path / "trained.safetensors", fresh_head=True)
+    loaded = load_model(
+        tiny, classes=10, seed=4, weights=tmp_path / "trained.safetensors", fresh_head=True
+    )
     expected = state | {n: fresh[n] for n in ("4.weight", "4.bias", "1.num_batches_tracked")}
     assert differing(loaded.model, expected) == []
     assert loaded.name == "net of tiny.py, weights of trained.safetensors under a fresh head, 224²"
@@ -203,8 +219,14 @@ def test_weights_that_do_not_fit_are_refused_by_name(tiny: str, tmp_path: Path) 
     state = trained(tiny, 10)
     path = tmp_path / "trained.safetensors"
     for changed, sentence in [
-        ({n: t for n, t in state.items() if n != "0.weight"}, "do not fit the model: it lacks 0.weight"),
-        (state | {f"9.{i}": torch.zeros(1) for i in range(5)}, "the model has no 9.0, 9.1, 9.2 and 2 more"),
+        (
+            {n: t for n, t in state.items() if n != "0.weight"},
+            "do not fit the model: it lacks 0.weight",
+        ),
+        (
+            state | {f"9.{i}": torch.zeros(1) for i in range(5)},
+            "the model has no 9.0, 9.1, 9.2 and 2 more",
+        ),
         (state | {"0.bias": torch.zeros(9)}, r"other shapes or types: 0.bias \(9,\) for \(4,\)"),
         (state | {"0.bias": torch.zeros(4, dtype=torch.int8)}, "other shapes or types: 0.bias"),
     ]:
@@ -243,7 +265,9 @@ def test_sizes_that_a_model_does_not_take_are_refused() -> None:
         load_model("torchvision:resnet18", classes=3, size=0)
 
 
-@pytest.mark.parametrize(("factory", "size", "features"), [("pooled", 64, 2048), ("unpooled", 224, 100352)])
+@pytest.mark.parametrize(
+    ("factory", "size", "features"), [("pooled", 64, 2048), ("unpooled", 224, 100352)]
+)
 def test_the_example_is_version_one(factory: str, size: int, features: int) -> None:
     example = Path(__file__).parents[2] / "examples" / "resnet50_v1.py"
     loaded = load_model(f"{example}:{factory}", classes=2)

@@ -1,4 +1,5 @@
-"""A momentum that carries the update before on: found, taken off, and nothing claimed where it is wrong."""
+"""A momentum that carries the update before on: found, taken off, and nothing claimed where it is
+wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Round = tuple[nn.Module, unsum.Update, Tensor]
 def rounds(
     count: int, momentum: float = 0.9, *, deltas: bool = False, batch: int = B, rate: float = 0.1
 ) -> list[Round]:
-    """The model that was sent, what came back and the features, round by round; other samples in every round."""
+    """The model that was sent, what came back and the features, round by round; other samples in
+    every round."""
     torch.manual_seed(0)
     model = nn.Linear(H, C)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
@@ -33,9 +35,13 @@ def rounds(
         nn.functional.cross_entropy(model(features), torch.randint(C, (batch,))).backward()
         optimizer.step()
         buffers = {
-            name: optimizer.state[p].get("momentum_buffer", p.grad).clone() for name, p in model.named_parameters()
+            name: optimizer.state[p].get("momentum_buffer", p.grad).clone()
+            for name, p in model.named_parameters()
         }
-        moved = {name: (p - dict(start.named_parameters())[name]).detach() for name, p in model.named_parameters()}
+        moved = {
+            name: (p - dict(start.named_parameters())[name]).detach()
+            for name, p in model.named_parameters()
+        }
         update = unsum.Update.from_delta(moved, rate) if deltas else unsum.Update(buffers)
         sent.append((start, update, features))
     return sent
@@ -47,8 +53,11 @@ def farthest(leak: unsum.Leak, features: Tensor) -> float:
 
 
 @pytest.mark.parametrize("momentum", [0.9, *long(0.5, 0.99)])
-@pytest.mark.parametrize("count", [2, 12])  # after twelve rounds the buffer has taken all directions
-def test_a_momentum_is_found_and_every_sample_of_the_round_comes_back(momentum: float, count: int) -> None:
+# after twelve rounds the buffer has taken all directions
+@pytest.mark.parametrize("count", [2, 12])
+def test_a_momentum_is_found_and_every_sample_of_the_round_comes_back(
+    momentum: float, count: int
+) -> None:
     (_, before, _), (model, update, features) = rounds(count, momentum)[-2:]
     alone = unsum.without_momentum(update, before)
     assert alone.carried is not None
@@ -68,13 +77,17 @@ def test_changes_of_weights_carry_it_on_as_well() -> None:
 
 
 def test_rows_of_earlier_labels_carry_the_rounding_of_what_was_sent() -> None:
-    """The error that is predicted must be that of subtracted numbers, which is larger than that of small ones."""
+    """The error that is predicted must be that of subtracted numbers, which is larger than that of
+    small ones."""
     (_, before, _), (model, update, features) = rounds(2)[-2:]
     scaled = unsum.Update({name: 300 * g for name, g in before.gradients.items()})
     carried = {
-        name: (g - 0.9 * before.gradients[name]) + 0.9 * scaled.gradients[name] for name, g in update.gradients.items()
+        name: (g - 0.9 * before.gradients[name]) + 0.9 * scaled.gradients[name]
+        for name, g in update.gradients.items()
     }
-    leak = unsum.separate(model, unsum.without_momentum(unsum.Update(carried), scaled, 0.9), batch_size=B)
+    leak = unsum.separate(
+        model, unsum.without_momentum(unsum.Update(carried), scaled, 0.9), batch_size=B
+    )
     error = farthest(leak, features)
     assert 3e-6 < error < 1e-2  # far above what float32 leaves of a plain gradient
     assert error < 10 * leak.predicted_error
@@ -92,7 +105,10 @@ def test_a_declared_momentum_is_named_with_what_was_granted() -> None:
     (_, before, _), (model, update, _) = rounds(2)[-2:]
     leak = unsum.attack(model, unsum.without_momentum(update, before, 0.9))
     assert leak.exact
-    assert "The client's update of the round before, and its momentum (0.9)." in leak.knowledge.granted()
+    assert (
+        "The client's update of the round before, and its momentum (0.9)."
+        in leak.knowledge.granted()
+    )
     assert any("A momentum of 0.9 is declared" in note for note in leak.notes)
 
 
@@ -124,13 +140,15 @@ def test_the_command_line_takes_the_update_before(
 ) -> None:
     run = runner(monkeypatch, capsys)
     (_, before, _), (model, update, _) = rounds(2)
-    (tmp_path / "net.py").write_text(f"import torch\n\ndef net():\n    return torch.nn.Linear({H}, {C})\n")
+    (tmp_path / "net.py").write_text(
+        f"import torch\n\ndef net():\n    return torch.nn.Linear({H}, {C})\n"
+    )
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     before.save(tmp_path / "before.safetensors")
     update.save(tmp_path / "now.safetensors")
     arguments = [
-        "attack", "--model", f"{tmp_path}/net.py:net", "--weights", f"{tmp_path}/weights.pt", "--update",
-        f"{tmp_path}/now.safetensors", "--out", f"{tmp_path}/out", "--json", "--force",
+        "attack", "--model", f"{tmp_path}/net.py:net", "--weights", f"{tmp_path}/weights.pt",
+        "--update", f"{tmp_path}/now.safetensors", "--out", f"{tmp_path}/out", "--json", "--force",
     ]  # fmt: skip
     for more, exact in (([], False), (["--previous", f"{tmp_path}/before.safetensors"], True)):
         told = json.loads(run(*arguments, *more).out)

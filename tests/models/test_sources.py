@@ -46,8 +46,13 @@ def published(hub: Path) -> dict[str, Tensor]:
 
 
 def test_published_weights_come_from_disk_alone(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_, **__: pytest.fail("it went to the network"))
-    with pytest.raises(UnsumError, match=r"not on this disk; put 'shufflenetv2_x0.5-.*pth' into .*, or add --download"):
+    monkeypatch.setattr(
+        torch.hub, "download_url_to_file", lambda *_, **__: pytest.fail("it went to the network")
+    )
+    with pytest.raises(
+        UnsumError,
+        match=r"not on this disk; put 'shufflenetv2_x0.5-.*pth' into .*, or add --download",
+    ):
         load_model(f"torchvision:{SMALL}:IMAGENET1K_V1", classes=10)
     state = published(hub)
     whole = load_model(f"torchvision:{SMALL}:DEFAULT", classes=1000)
@@ -55,7 +60,8 @@ def test_published_weights_come_from_disk_alone(hub: Path, monkeypatch: pytest.M
     assert whole.name == f"torchvision {SMALL}, weights IMAGENET1K_V1, 224²"
     kept = load_model(f"torchvision:{SMALL}:IMAGENET1K_V1", classes=10)
     assert kept.trained_head
-    assert torch.equal(find_head(kept.model)[1].weight, state["fc.weight"])  # never replaced unasked
+    # never replaced unasked
+    assert torch.equal(find_head(kept.model)[1].weight, state["fc.weight"])
     other = load_model(f"torchvision:{SMALL}:IMAGENET1K_V1", classes=10, seed=3, fresh_head=True)
     assert other.name == f"torchvision {SMALL}, weights IMAGENET1K_V1 under a fresh head, 224²"
     assert find_head(other.model)[1].out_features == 10
@@ -70,7 +76,9 @@ def test_published_weights_see_normalized_photos(hub: Path) -> None:
     plain = torchvision.models.get_model(SMALL, weights="DEFAULT").eval()
     images = torch.rand(2, 3, 64, 64)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(loaded(images), plain((images - mean.view(3, 1, 1)) / std.view(3, 1, 1)))
+    torch.testing.assert_close(
+        loaded(images), plain((images - mean.view(3, 1, 1)) / std.view(3, 1, 1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,10 @@ def test_published_weights_see_normalized_photos(hub: Path) -> None:
         ("timm:resnet81", "There is no timm model 'resnet81'"),
         ("hf:absent", "'absent' is no folder written by save_pretrained"),
         ("absent.pt2", r"There is no file 'absent.pt2'"),
-        ("scripted.pt", r"'scripted.pt' would have to be TorchScript, .* export the model with torch.export"),
+        (
+            "scripted.pt",
+            r"'scripted.pt' would have to be TorchScript, .* export the model with torch.export",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(spec: str, sentence: str) -> None:
@@ -102,31 +113,39 @@ def test_timm_models_are_built_without_weights_and_filled_from_a_file(tmp_path: 
     loaded = load_model("timm:test_resnet", classes=12, seed=1)
     assert (loaded.name, loaded.image_size) == ("timm test_resnet, random weights, 160²", 160)
     leaks(loaded.model, 64, [3, 3, 11])
-    torch.save(load_model("timm:test_resnet", classes=12, seed=2).model.state_dict(), tmp_path / "trained.pt")
+    torch.save(
+        load_model("timm:test_resnet", classes=12, seed=2).model.state_dict(),
+        tmp_path / "trained.pt",
+    )
     filled = load_model("timm:test_resnet", classes=12, weights=tmp_path / "trained.pt")
     assert filled.name == "timm test_resnet, weights of trained.pt, 160²"
 
 
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tiny classifiers as save_pretrained writes them, one with an image processor's settings."""
+    """Two tiny classifiers as save_pretrained writes them, one with an image processor's
+    settings."""
     import transformers
 
     folder = tmp_path_factory.mktemp("classifiers")
     torch.manual_seed(0)
     vit = transformers.ViTConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4,
-        num_labels=9,
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=16, patch_size=4, num_labels=9,
     )  # fmt: skip
     transformers.ViTForImageClassification(vit).save_pretrained(folder / "vit")
     settings = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
     (folder / "vit" / "preprocessor_config.json").write_text(json.dumps(settings))
-    resnet = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=9)
+    resnet = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=9
+    )
     transformers.ResNetForImageClassification(resnet).save_pretrained(folder / "resnet")
     return folder
 
 
-@pytest.mark.parametrize(("name", "size", "head"), [("vit", 16, "classifier"), ("resnet", 224, "classifier.1")])
+@pytest.mark.parametrize(
+    ("name", "size", "head"), [("vit", 16, "classifier"), ("resnet", 224, "classifier.1")]
+)
 def test_hugging_face_folders(classifiers: Path, name: str, size: int, head: str) -> None:
     loaded = load_model(f"hf:{classifiers / name}", classes=9)
     assert loaded.image_size == size
@@ -149,12 +168,16 @@ def test_a_hugging_face_model_keeps_its_names_weights_and_normalization(classifi
     assert "under a fresh head" in larger.name
 
 
-def test_a_hugging_face_folder_without_a_head_gets_a_fresh_one_by_seed(classifiers: Path, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_without_a_head_gets_a_fresh_one_by_seed(
+    classifiers: Path, tmp_path: Path
+) -> None:
     import transformers
 
     whole = transformers.ViTForImageClassification.from_pretrained(classifiers / "vit")
     whole.vit.save_pretrained(tmp_path)
-    first, same, other = (load_model(f"hf:{tmp_path}", classes=2, seed=seed, fresh_head=True) for seed in (1, 1, 2))
+    first, same, other = (
+        load_model(f"hf:{tmp_path}", classes=2, seed=seed, fresh_head=True) for seed in (1, 1, 2)
+    )
     with pytest.raises(UnsumError, match="add --fresh-head if only its head is missing"):
         load_model(f"hf:{tmp_path}", classes=2)
     assert first.name.endswith("its own weights under a fresh head, 16²")
@@ -170,13 +193,21 @@ def test_a_damaged_hugging_face_folder_is_named(tmp_path: Path) -> None:
 
 def exported(path: Path, model: nn.Module, *, dynamic: bool = True) -> Path:
     shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
-    torch.export.save(torch.export.export(model, (torch.rand(4, 3, 16, 16),), dynamic_shapes=shapes), path)
+    torch.export.save(
+        torch.export.export(model, (torch.rand(4, 3, 16, 16),), dynamic_shapes=shapes), path
+    )
     return path
 
 
 def network(classes: int = 12, head: nn.Module | None = None) -> nn.Module:
     torch.manual_seed(0)
-    body = [nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    body = [
+        nn.Conv2d(3, 8, 3, 2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*body, head or nn.Linear(32, classes))
 
 
@@ -185,7 +216,9 @@ def test_exported_programs_get_their_head_back(tmp_path: Path) -> None:
     model = network().eval()
     loaded = load_model(str(exported(tmp_path / "net.pt2", model)), classes=12)
     assert (loaded.name, loaded.image_size) == ("exported net.pt2, its own weights, 16²", 16)
-    assert [n for n, _ in loaded.model.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert [n for n, _ in loaded.model.named_parameters()] == [
+        n for n, _ in model.named_parameters()
+    ]
     assert find_head(loaded.model)[0] == "5"
     images = torch.rand(3, 3, 16, 16)
     torch.testing.assert_close(loaded.model(images), model(images))
@@ -207,10 +240,14 @@ def test_exported_programs_that_cannot_serve_are_refused(tmp_path: Path) -> None
 def test_weights_in_flowers_order_without_names(tmp_path: Path) -> None:
     state = load_model("timm:test_resnet", classes=12, seed=5).model.state_dict()
     np.savez(tmp_path / "round-1-weights.npz", *(value.numpy() for value in state.values()))
-    filled = load_model("timm:test_resnet", classes=12, weights=tmp_path / "round-1-weights.npz").model
+    filled = load_model(
+        "timm:test_resnet", classes=12, weights=tmp_path / "round-1-weights.npz"
+    ).model
     assert all(torch.equal(value, state[name]) for name, value in filled.state_dict().items())
 
 
 def test_normalizing_is_the_formula() -> None:
     hook = Normalize([0.5], [0.25])
-    assert torch.equal(hook(nn.Identity(), (torch.tensor([[[[1.0]]]]),))[0], torch.tensor([[[[2.0]]]]))
+    assert torch.equal(
+        hook(nn.Identity(), (torch.tensor([[[[1.0]]]]),))[0], torch.tensor([[[[2.0]]]])
+    )

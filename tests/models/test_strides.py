@@ -1,4 +1,5 @@
-"""Weights of one ResNet version must not be loaded into the other: same names and shapes, other features."""
+"""Weights of one ResNet version must not be loaded into the other: same names and shapes, other
+features."""
 
 from __future__ import annotations
 
@@ -26,15 +27,17 @@ def _network(version: str) -> ResNet:
 
 
 def _photos() -> Tensor:
-    """Mirrored, so that the statistics learned from them are near to those of the check and not the same."""
+    """Mirrored, so that the statistics learned from them are near to those of the check and not the
+    same."""
     images = embedded_batch(8, image_size=128).images.flip(3)
-    return (images - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor([0.229, 0.224, 0.225]).view(
-        3, 1, 1
-    )
+    return (images - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor(
+        [0.229, 0.224, 0.225]
+    ).view(3, 1, 1)
 
 
 def _trained(version: str, images: Tensor) -> ResNet:
-    """With running statistics of these pictures; the weights between them are random, as good as any."""
+    """With running statistics of these pictures; the weights between them are random, as good as
+    any."""
     network = _network(version)
     for norm in network.modules():
         if isinstance(norm, nn.BatchNorm2d):
@@ -45,7 +48,9 @@ def _trained(version: str, images: Tensor) -> ResNet:
 
 
 @pytest.fixture(scope="module", params=["1", "1.5"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     path = tmp_path_factory.mktemp("weights") / f"resnet-{request.param}.safetensors"
     save_file(_trained(request.param, _photos()).state_dict(), path)
     return request.param, path
@@ -58,7 +63,8 @@ def test_weights_are_loaded_into_their_own_version_alone(saved: tuple[str, Path]
     other = _network("1.5" if version == "1" else "1")
     strides = other.layer2[0].conv1.stride, other.layer2[0].conv2.stride
     with pytest.raises(
-        UnsumError, match=rf"are those of a ResNet of version {version}, and this model is of version"
+        UnsumError,
+        match=rf"are those of a ResNet of version {version}, and this model is of version",
     ) as told:
         load_weights(other, path)
     assert path.name in str(told.value)

@@ -49,7 +49,9 @@ def test_relu_lets_positive_values_through_with_slope_one() -> None:
         (nn.Tanh(), "Tanh", -0.964028),
     ],
 )
-def test_a_module_is_recognized_with_its_settings(module: nn.Module, name: str, at_minus_two: float) -> None:
+def test_a_module_is_recognized_with_its_settings(
+    module: nn.Module, name: str, at_minus_two: float
+) -> None:
     activation = activation_of(module)
     assert activation is not None
     assert activation.name == name

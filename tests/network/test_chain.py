@@ -42,25 +42,39 @@ def test_the_order_of_the_forward_pass_counts() -> None:
     assert chain.flattens
     peeled = peel(model, update)
     assert peeled.inputs.shape == x.shape
-    assert float(torch.cdist(peeled.inputs.flatten(1), x.flatten(1).double()).min(0).values.max()) < 1e-3
+    assert (
+        float(torch.cdist(peeled.inputs.flatten(1), x.flatten(1).double()).min(0).values.max())
+        < 1e-3
+    )
 
 
 def test_dropout_that_is_on_is_named() -> None:
     torch.manual_seed(0)
     model, x = Shuffled(), torch.rand(3, 3, 4, 4)
-    assert obstacle(model, capture(model, x)) == "the layer 'drop' (Dropout that is on) cannot be undone"
+    assert (
+        obstacle(model, capture(model, x))
+        == "the layer 'drop' (Dropout that is on) cannot be undone"
+    )
 
 
 def test_an_unsupported_layer_is_named_and_what_lies_above_it_is_kept() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(48, 60), nn.LayerNorm(60), nn.Linear(60, 50), nn.Tanh(), nn.Linear(50, 20)
+        nn.Flatten(),
+        nn.Linear(48, 60),
+        nn.LayerNorm(60),
+        nn.Linear(60, 50),
+        nn.Tanh(),
+        nn.Linear(50, 20),
     )
     x = torch.rand(4, 3, 4, 4)
     peeled = peel(model, capture(model, x))
     assert not peeled.complete
     assert [layer.name for layer in peeled.layers] == ["3"]
-    assert "Peeling ended at the input of '3': the layer '2' (LayerNorm) cannot be undone." in peeled.notes
+    assert (
+        "Peeling ended at the input of '3': the layer '2' (LayerNorm) cannot be undone."
+        in peeled.notes
+    )
     truth = model[:3](x).detach().double()
     assert float(torch.cdist(peeled.inputs, truth).min(0).values.max()) < 1e-3
     assert bool(peeled.exact.all())
@@ -78,7 +92,9 @@ def test_a_second_path_and_a_missing_gradient_are_named() -> None:
     model, x = Residual(), torch.rand(2, 20)
     assert obstacle(model, capture(model, x)) == "the operation 'add' cannot be undone"
     plain = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 20))
-    partial = unsum.Update({k: v for k, v in capture(plain, x).gradients.items() if not k.startswith("0.")})
+    partial = unsum.Update(
+        {k: v for k, v in capture(plain, x).gradients.items() if not k.startswith("0.")}
+    )
     assert obstacle(plain, partial) == "the update lacks the gradient of '0'"
 
 

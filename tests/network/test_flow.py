@@ -41,7 +41,9 @@ def test_a_hook_on_the_input_ends_the_chain_above_it() -> None:
     model.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 2,))
     assert changes_its_input(model)
     update = capture(model, torch.randn(3, 12), torch.tensor([4, 4, 1]))
-    assert find_chain(model, update).stop == "a hook changes the input before the first layer reads it"
+    assert (
+        find_chain(model, update).stop == "a hook changes the input before the first layer reads it"
+    )
 
 
 @pytest.mark.parametrize("place", [0, 1])

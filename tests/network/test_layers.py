@@ -129,7 +129,9 @@ def test_a_hook_on_a_layer_that_lets_values_pass_is_a_departure() -> None:
     assert departure(layer) == "is a Identity with hooks, which may change what passes"
 
 
-@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    "wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
 def test_a_weight_that_is_computed_anew_is_a_departure(wrap: object) -> None:
     layer = wrap(nn.Linear(5, 3))  # type: ignore[operator]
     assert "computes its weight anew" in (departure(layer) or "")

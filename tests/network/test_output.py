@@ -14,7 +14,9 @@ from unsum.network.output import check_output, writer_of_output
 class Wrapped(nn.Module):
     """A network with something after its last layer, which tracing may not come through."""
 
-    def __init__(self, after: Callable[[Tensor], Tensor] = lambda z: z, *, traceable: bool = False) -> None:
+    def __init__(
+        self, after: Callable[[Tensor], Tensor] = lambda z: z, *, traceable: bool = False
+    ) -> None:
         super().__init__()
         # in this order: registration misleads
         self.head, self.body = nn.Linear(8, 5), nn.Linear(12, 8)
@@ -85,7 +87,9 @@ def _soft_cap(z: Tensor) -> Tensor:
     ],
     ids=["10", "a quarter", "1.001", "soft cap", "clamp", "far clamp", "softmax"],
 )
-def test_logits_that_are_no_layers_output_are_refused(after: Callable[[Tensor], Tensor], traceable: bool) -> None:
+def test_logits_that_are_no_layers_output_are_refused(
+    after: Callable[[Tensor], Tensor], traceable: bool
+) -> None:
     with pytest.raises(UnsumError, match="has no linear head"):
         find_head(Wrapped(after, traceable=traceable))
 
@@ -97,7 +101,9 @@ def test_a_head_of_zeros_hides_no_factor() -> None:
     assert "scales, adds to or bends" in check_output(model, "head", model.head).departs
 
 
-@pytest.mark.parametrize("model", [Residual(), Residual(traceable=True), Wrapped(lambda z: z.mul_(4))])
+@pytest.mark.parametrize(
+    "model", [Residual(), Residual(traceable=True), Wrapped(lambda z: z.mul_(4))]
+)
 def test_a_residual_or_a_change_in_place_is_refused(model: nn.Module) -> None:
     with pytest.raises(UnsumError, match="has no linear head"):
         find_head(model)
@@ -107,7 +113,10 @@ def test_a_hook_on_the_whole_model_is_seen() -> None:
     model = Wrapped(traceable=True)
     assert find_head(model)[0] == "head"
     model.register_forward_hook(lambda _, _inputs, output: output / 4)
-    with pytest.raises(UnsumError, match="'head' comes last, but the model's output is not what its last layer writes"):
+    with pytest.raises(
+        UnsumError,
+        match="'head' comes last, but the model's output is not what its last layer writes",
+    ):
         find_head(model)
 
 
@@ -147,7 +156,10 @@ def test_train_mode_is_looked_at_as_well() -> None:
 
 def test_a_head_that_is_called_twice_is_refused() -> None:
     model = Twice()
-    assert check_output(model, "head", model.head).departs == "the last layer is called 2 times in one pass"
+    assert (
+        check_output(model, "head", model.head).departs
+        == "the last layer is called 2 times in one pass"
+    )
 
 
 def test_a_weight_with_a_second_part_in_the_output_is_seen() -> None:

@@ -43,9 +43,19 @@ class Text(nn.Module):
         (Strict(), (27,)),
         (Recurrent(), (4, 6)),
         (Text(), (3,)),
-        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)), (2, 28, 28)),
+        (
+            nn.Sequential(
+                nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+            ),
+            (2, 28, 28),
+        ),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 30 * 30, 3)), (1, 32, 32)),
-        (nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3)), (2, 16)),
+        (
+            nn.Sequential(
+                nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3)
+            ),
+            (2, 16),
+        ),
     ],
 )
 def test_an_input_that_the_model_takes_is_found(model: nn.Module, shape: tuple[int, ...]) -> None:

@@ -36,7 +36,9 @@ def test_a_block_computes_what_the_model_computes() -> None:
     entering = read_by(model, images, "layers.1.0.conv1")
     block = blocks.below[2]
     read, before = block.passed(entering)
-    torch.testing.assert_close(read[1], read_by(model, images, "layers.1.0.conv2"), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        read[1], read_by(model, images, "layers.1.0.conv2"), rtol=1e-4, atol=1e-5
+    )
     out = read_by(model, images, "layers.1.1.conv1")
     torch.testing.assert_close(before[-1].relu(), out, rtol=1e-4, atol=1e-5)
     assert [tuple(size) for size in block.sizes(2)] == [(2, 4, 16, 16), (2, 6, 8, 8)]

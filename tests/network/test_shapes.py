@@ -20,7 +20,12 @@ def nearest(found: Tensor, true: Tensor) -> Tensor:
 
 def strided() -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, 2, 1), nn.Tanh(), nn.Conv2d(4, 5, 2), nn.Tanh(), nn.Flatten(), nn.Linear(45, 6)
+        nn.Conv2d(3, 4, 3, 2, 1),
+        nn.Tanh(),
+        nn.Conv2d(4, 5, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(45, 6),
     )
 
 
@@ -34,7 +39,10 @@ def test_the_shapes_of_all_layers_by_hand() -> None:
 
 
 def test_a_shape_that_the_model_refuses_ends_in_a_sentence() -> None:
-    with pytest.raises(unsum.UnsumError, match=r"takes no input of shape \(3, 9, 99\): mat1"), takes((3, 9, 99)):
+    with (
+        pytest.raises(unsum.UnsumError, match=r"takes no input of shape \(3, 9, 99\): mat1"),
+        takes((3, 9, 99)),
+    ):
         raise RuntimeError("mat1 and mat2 do not fit.\nSecond line")
 
 
@@ -49,7 +57,10 @@ class TestShapes:
         update = unsum.capture(model, x, torch.tensor([0, 1]))
         leak = unsum.separate(model, update)
         guessed = peel(model, update, leak)
-        assert any("taken for pictures of 1×18×18: nothing tells their shape" in note for note in guessed.notes)
+        assert any(
+            "taken for pictures of 1×18×18: nothing tells their shape" in note
+            for note in guessed.notes
+        )
         told = peel(model, update, leak, shape=(1, 12, 27))
         assert told.inputs.shape == x.shape
         assert float(nearest(told.inputs, x).max()) < 1e-4
@@ -71,7 +82,12 @@ class TestShapes:
         """4×16 places are as many as 8×8: the layers fit both, and only the gradient tells."""
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 1, 1), nn.Tanh(), nn.Flatten(), nn.Linear(16 * 64, 40), nn.Tanh(), nn.Linear(40, 12)
+            nn.Conv2d(1, 16, 3, 1, 1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(16 * 64, 40),
+            nn.Tanh(),
+            nn.Linear(40, 12),
         )
         x = torch.rand(2, 1, 4, 16)
         update = unsum.capture(model, x, torch.tensor([0, 1]))

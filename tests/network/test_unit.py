@@ -13,7 +13,9 @@ from unsum.network.unit import Unit, as_maps, as_rows, taps
 
 def layers(stride: int = 1, **options: object) -> nn.Sequential:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, stride, 1, bias=False, **options), nn.BatchNorm2d(3)).double()
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, stride, 1, bias=False, **options), nn.BatchNorm2d(3)
+    ).double()
     norm = model[1]
     for values in (norm.weight, norm.bias, norm.running_mean):
         nn.init.uniform_(values, 0.5, 1.5)
@@ -64,7 +66,9 @@ def test_a_scaled_gradient_is_divided_by_its_scale() -> None:
         ({"padding_mode": "circular"}, ("0", "1"), "unusual kernel, dilation or padding"),
     ],
 )
-def test_what_is_no_plain_unit_is_refused(options: dict[str, object], names: tuple[str, str], sentence: str) -> None:
+def test_what_is_no_plain_unit_is_refused(
+    options: dict[str, object], names: tuple[str, str], sentence: str
+) -> None:
     model = layers(**options)
     zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     with pytest.raises(UnsumError, match=sentence):
@@ -78,7 +82,9 @@ def test_a_missing_gradient_is_named() -> None:
         Unit.of(model, only, 1.0, "0", "1")
 
 
-@pytest.mark.parametrize(("corner", "met"), [((0, 0), [4]), ((0, 1), [3, 5]), ((1, 0), [1, 7]), ((1, 1), [0, 2, 6, 8])])
+@pytest.mark.parametrize(
+    ("corner", "met"), [((0, 0), [4]), ((0, 1), [3, 5]), ((1, 0), [1, 7]), ((1, 1), [0, 2, 6, 8])]
+)
 def test_taps_that_meet_a_class_of_places(corner: tuple[int, int], met: list[int]) -> None:
     """Stride 2, padding 1: even places meet the middle of a 3×3 kernel, odd ones its sides."""
     assert taps(3, 2, 1, 2, corner) == met

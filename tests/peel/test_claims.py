@@ -1,4 +1,5 @@
-"""What may be called exact of peeled inputs: one sample, all of them, and only what the gradient shows apart."""
+"""What may be called exact of peeled inputs: one sample, all of them, and only what the gradient
+shows apart."""
 
 from __future__ import annotations
 
@@ -15,10 +16,17 @@ from unsum.peel.replay import PlayedBatch, replay
 
 
 def mlp(
-    activation: nn.Module, *, inputs: int = 20, width: int = 30, classes: int = 12, bias: bool = True
+    activation: nn.Module,
+    *,
+    inputs: int = 20,
+    width: int = 30,
+    classes: int = 12,
+    bias: bool = True,
 ) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(inputs, width, bias=bias), activation, nn.Linear(width, classes, bias=bias))
+    return nn.Sequential(
+        nn.Linear(inputs, width, bias=bias), activation, nn.Linear(width, classes, bias=bias)
+    )
 
 
 def siblings(x: Tensor, distance: float) -> Tensor:
@@ -58,7 +66,9 @@ class TestPhongsRatio:
         told = peel(model, replace(update, batch_size=1), method="phong-input")
         assert bool(told.exact.all())
         assert float(nearest(told.inputs, x)) < 1e-5
-        assert not bool(peel(model, replace(update, batch_size=2), method="phong-input").exact.any())
+        assert not bool(
+            peel(model, replace(update, batch_size=2), method="phong-input").exact.any()
+        )
 
     def test_a_hidden_layer_that_would_show_two_tells_as_well(self) -> None:
         model, x = mlp(nn.Tanh()), torch.rand(1, 20)
@@ -70,7 +80,9 @@ class TestPhongsRatio:
         model = mlp(nn.Sigmoid())
         for distance in (0.012, 0.02, 0.05):
             x = siblings(torch.rand(1, 20), distance)
-            peeled = peel(model, unsum.capture(model, x, torch.tensor([3, 3])), method="phong-input")
+            peeled = peel(
+                model, unsum.capture(model, x, torch.tensor([3, 3])), method="phong-input"
+            )
             assert_no_false_claim(peeled, x)
 
     def test_batch_norm_counts_nothing(self) -> None:
@@ -117,7 +129,8 @@ def test_no_input_is_claimed_where_the_separation_is_not_unless_all_tensors_prov
     update = unsum.capture(model, x, torch.arange(3))
     leak = unsum.separate(model, update, batch_size=3)
     sure = peel(model, update, replace(leak, exact=False))
-    assert bool(sure.exact.all()), sure.notes  # every tensor is explained, and nothing else would explain it
+    # every tensor is explained, and nothing else would explain it
+    assert bool(sure.exact.all()), sure.notes
     soft = 0.97 * leak.targets + 0.03 / 12
     wrong = peel(model, update, replace(leak, exact=False, targets=soft))
     assert_no_false_claim(wrong, x)
@@ -127,7 +140,8 @@ def test_no_input_is_claimed_where_the_separation_is_not_unless_all_tensors_prov
 
 
 def test_no_input_is_exact_that_is_the_mean_of_two() -> None:
-    """Behind a sigmoid, features of siblings are nearer to each other than the siblings are: one of each pair is found."""
+    """Behind a sigmoid, features of siblings are nearer to each other than the siblings are: one of
+    each pair is found."""
     model = mlp(nn.Sigmoid())
     torch.manual_seed(8)
     x = siblings(torch.rand(2, 20), 0.011)
@@ -135,17 +149,21 @@ def test_no_input_is_exact_that_is_the_mean_of_two() -> None:
     leak = unsum.separate(model, update)
     peeled = peel(model, update, leak)
     assert leak.batch_size == 2
-    assert float(nearest(x, peeled.inputs).max()) > 1e-2  # a true sample is that far from all that was found
+    # a true sample is that far from all that was found
+    assert float(nearest(x, peeled.inputs).max()) > 1e-2
     assert not bool(peeled.exact.any())
 
 
 def test_inputs_are_not_exact_where_neither_separation_nor_replay_knows_the_temperature() -> None:
-    """Every tensor is explained by an input of half the length: rounds through the layers once vouched for it by themselves."""
+    """Every tensor is explained by an input of half the length: rounds through the layers once
+    vouched for it by themselves."""
     torch.manual_seed(603575842)
     model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.ReLU(), nn.Linear(20, 12, bias=False))
     x = torch.rand(1, 20)
     nn.functional.cross_entropy(model(x) / 1.896, torch.tensor([0])).backward()
-    update = unsum.Update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    update = unsum.Update(
+        {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    )
     leak = unsum.separate(model, update)
     peeled = peel(model, update, leak)
     assert not leak.exact
@@ -178,16 +196,20 @@ class TestReplay:
         assert other.replay.unexplained > 1e-4
 
     def test_what_two_samples_add_is_what_autograd_says(self) -> None:
-        """The second singular value that siblings leave in ∇W is the one that is predicted for them."""
+        """The second singular value that siblings leave in ∇W is the one that is predicted for
+        them."""
         model, x = mlp(nn.Tanh()), torch.rand(1, 20)
         pair, label = siblings(x, 0.01), torch.tensor([3])
         update = unsum.capture(model, pair, label.repeat(2))
-        gradient = torch.cat([update.gradients["0.weight"], update.gradients["0.bias"][:, None]], 1).double()
+        gradient = torch.cat(
+            [update.gradients["0.weight"], update.gradients["0.bias"][:, None]], 1
+        ).double()
         second = float(torch.linalg.svdvals(gradient)[1])
         Y = nn.functional.one_hot(label, 12).double()
         alone = unsum.capture(model, x, label)
         answer = replay(
-            PlayedBatch(find_chain(model, alone).steps, x.double(), Y, 1.0, [(20,), (30,)]), torch.tensor([1e-7])
+            PlayedBatch(find_chain(model, alone).steps, x.double(), Y, 1.0, [(20,), (30,)]),
+            torch.tensor([1e-7]),
         )
         predicted = float(answer.twins(0)) * answer.left[0]
         assert predicted < second < 10 * predicted  # the least of several directions

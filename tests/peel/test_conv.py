@@ -1,4 +1,5 @@
-"""Convolutions: their equations agree with autograd, and networks of them give their inputs away or say what is missing."""
+"""Convolutions: their equations agree with autograd, and networks of them give their inputs away or
+say what is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def leaky() -> nn.Module:
 
 
 def cnn6(classes: int, second: int = 36) -> nn.Sequential:
-    """R-GAP's CNN6 for 32² pictures; with `second` = 20 its CNN6-d, whose second layer is rank-deficient."""
+    """R-GAP's CNN6 for 32² pictures; with `second` = 20 its CNN6-d, whose second layer is
+    rank-deficient."""
     return nn.Sequential(
         nn.Conv2d(3, 12, 4, 2, 2, bias=False), leaky(),
         nn.Conv2d(12, second, 3, 2, 1, bias=False), leaky(),
@@ -122,13 +124,21 @@ def test_a_rank_deficient_convolution_is_named_and_ends_the_walk() -> None:
     assert last.unknowns == 2 * 12 * 17 * 17
     assert last.equations == 2 * 20 * 9 * 9 + 20 * 12 * 9
     assert last.deficiency == last.unknowns - last.equations
-    assert any("'2' does not determine its input" in note and "1536 of them free" in note for note in peeled.notes)
+    assert any(
+        "'2' does not determine its input" in note and "1536 of them free" in note
+        for note in peeled.notes
+    )
 
 
 def test_convolutions_and_linear_layers_mix_with_relu_and_bias() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 32, 5, 1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 12 * 12, 80), nn.ReLU(), nn.Linear(80, 20)
+        nn.Conv2d(1, 32, 5, 1, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 12 * 12, 80),
+        nn.ReLU(),
+        nn.Linear(80, 20),
     )
     x = torch.rand(2, 1, 12, 12)
     update = unsum.capture(model, x, torch.tensor([0, 1]))
@@ -140,15 +150,22 @@ def test_convolutions_and_linear_layers_mix_with_relu_and_bias() -> None:
 
 def test_gelu_over_a_convolution_is_refused_by_name() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 16, 3, 1, 1), nn.GELU(), nn.Flatten(), nn.Linear(16 * 64, 20))
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, 1, 1), nn.GELU(), nn.Flatten(), nn.Linear(16 * 64, 20)
+    )
     peeled = peel(model, unsum.capture(model, torch.rand(2, 1, 8, 8), torch.tensor([0, 1])))
     assert not peeled.complete
-    assert any("GELU after the convolution '0' has two inputs for one output" in note for note in peeled.notes)
+    assert any(
+        "GELU after the convolution '0' has two inputs for one output" in note
+        for note in peeled.notes
+    )
 
 
 def test_a_size_that_no_square_fits_must_be_said() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, 1, 1), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 6 * 10, 20))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, 1, 1), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 6 * 10, 20)
+    )
     x = torch.rand(1, 1, 6, 10)
     update = unsum.capture(model, x, torch.tensor([0]))
     with pytest.raises(UnsumError, match="say shape="):

@@ -36,10 +36,14 @@ X = torch.tensor([[3.0, 4.0], [6.0, 8.0]], dtype=torch.float64)  # of norm 5 and
 def dense(n: int, m: int, grad_W: Tensor | None = None) -> Step:
     layer = nn.Linear(n, m, bias=False)
     W = layer.weight.detach().double()
-    return Step("a layer", layer, IDENTITY, W, None, torch.zeros_like(W) if grad_W is None else grad_W, None)
+    return Step(
+        "a layer", layer, IDENTITY, W, None, torch.zeros_like(W) if grad_W is None else grad_W, None
+    )
 
 
-def errors(residual: float, units: int, dtype: torch.dtype = torch.float32, missing: float = 0.01) -> Tensor:
+def errors(
+    residual: float, units: int, dtype: torch.dtype = torch.float32, missing: float = 0.01
+) -> Tensor:
     """Of two samples with so many units that are active for one of them, and three for none."""
     delta = torch.zeros(2, units + 3, dtype=torch.float64)
     delta[0, :units] = 1
@@ -57,7 +61,9 @@ def test_a_residual_beyond_rounding_points_anywhere() -> None:
     """Then it is a wrong δ somewhere, and nothing is averaged: the worst case is without the
     root.
     """
-    assert errors(1.01 * rounding(torch.float32), 18).tolist() == pytest.approx([0.01 + EPS, 0.002 + EPS])
+    assert errors(1.01 * rounding(torch.float32), 18).tolist() == pytest.approx(
+        [0.01 + EPS, 0.002 + EPS]
+    )
 
 
 def test_four_equations_to_spare_are_enough_and_three_prove_nothing() -> None:
@@ -81,7 +87,8 @@ def test_a_layer_s_residual_and_rank_by_hand() -> None:
     solution = solve_dense(dense(2, 6, grad_W), delta)
     assert torch.allclose(solution.X, torch.eye(2, dtype=torch.float64))
     assert solution.residual == pytest.approx(3 / 14**0.5)
-    assert (solution.rank, solution.errors.tolist()) == (2, [math.inf, math.inf])  # no equation is to spare
+    # no equation is to spare
+    assert (solution.rank, solution.errors.tolist()) == (2, [math.inf, math.inf])
 
 
 def test_samples_that_send_multiples_of_each_other_are_not_determined() -> None:
@@ -107,22 +114,30 @@ def test_a_layer_adds_its_own_error_to_what_came_down() -> None:
     for factor, scatter in ((1.0, 0.0), (1 / 1.1, 0.1)):
         copies = Front(y, delta, torch.zeros(2).double(), y[None], factor * delta[None])
         below, layer, notes = peel_dense(copies, above, step, seed=0)
-        assert below.errors.tolist() == pytest.approx((3 * (own.square() + scatter**2).sqrt()).tolist(), rel=1e-4)
+        assert below.errors.tolist() == pytest.approx(
+            (3 * (own.square() + scatter**2).sqrt()).tolist(), rel=1e-4
+        )
         assert layer.predicted_error == pytest.approx(float(below.errors.max()))
         assert notes == []
 
 
 @pytest.mark.parametrize(("off", "at_least", "at_most"), [(0.0, 0.0, 1e-3), (0.01, 0.01, 1.0)])
-def test_a_convolution_s_residual_beyond_its_noise_is_an_error(off: float, at_least: float, at_most: float) -> None:
+def test_a_convolution_s_residual_beyond_its_noise_is_an_error(
+    off: float, at_least: float, at_most: float
+) -> None:
     """What a layer wrote was said to be known to 1e-6, and a hundredth of it contradicts the
     gradient."""
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 6, 3, padding=1, bias=False).double()
     x, delta = torch.randn(1, 2, 5, 5).double(), torch.randn(1, 6, 5, 5).double()
     W = layer.weight.detach()
-    step = Step("a layer", layer, IDENTITY, W, None, conv2d_weight(x, W.shape, delta, padding=1), None)
+    step = Step(
+        "a layer", layer, IDENTITY, W, None, conv2d_weight(x, W.shape, delta, padding=1), None
+    )
     y = layer(x).detach()
-    found, _, errors, _ = peel_conv(step, y + off * torch.randn_like(y), delta, torch.tensor([1e-6]), (2, 5, 5), 0)
+    found, _, errors, _ = peel_conv(
+        step, y + off * torch.randn_like(y), delta, torch.tensor([1e-6]), (2, 5, 5), 0
+    )
     assert at_least <= float(errors) < at_most
     assert float((found - x).norm() / x.norm()) <= float(errors)
 

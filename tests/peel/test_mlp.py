@@ -1,4 +1,5 @@
-"""Fully connected networks: the inputs come back, and the certificate never says so when they did not."""
+"""Fully connected networks: the inputs come back, and the certificate never says so when they did
+not."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def distances(peeled: Peeled, truth: Tensor) -> Tensor:
 
 
 def peeled_from(model: nn.Module, update: unsum.Update, **known: object) -> Peeled:
-    """Of networks without bias nothing is exact unless the loss is declared: a temperature would change the inputs' length."""
+    """Of networks without bias nothing is exact unless the loss is declared: a temperature would
+    change the inputs' length."""
     return peel(model, update, unsum.separate(model, update, loss="cross-entropy", **known))
 
 
@@ -90,7 +92,15 @@ def assert_recovered(peeled: Peeled, truth: Tensor, tolerance: float = 1e-4) -> 
     gain=st.sampled_from([None, 1.6]),
 )
 def test_the_certificate_never_lies(
-    seed: int, activation: str, hidden: list[int], D: int, B: int, C: int, kind: str, bias: bool, gain: float | None
+    seed: int,
+    activation: str,
+    hidden: list[int],
+    D: int,
+    B: int,
+    C: int,
+    kind: str,
+    bias: bool,
+    gain: float | None,
 ) -> None:
     torch.manual_seed(seed)
     model = network([D, *hidden, C], activation, bias=bias, gain=gain)
@@ -114,7 +124,9 @@ def test_a_whole_batch_of_pictures_comes_back(kind: str, activation: str) -> Non
     torch.manual_seed(1)
     model = network([3 * 16 * 16, 160, 96, 60, 30], activation, gain=1.5)
     x = torch.rand(6, 3, 16, 16)
-    assert_recovered(peeled_from(model, unsum.capture(model, x, targets(6, 30, kind)), batch_size=6), x)
+    assert_recovered(
+        peeled_from(model, unsum.capture(model, x, targets(6, 30, kind)), batch_size=6), x
+    )
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
@@ -122,12 +134,17 @@ def test_every_activation_is_undone_with_bias(activation: str) -> None:
     torch.manual_seed(2)
     model = network([3 * 8 * 8, 96, 64, 20], activation, bias=True, gain=1.5)
     x = torch.rand(4, 3, 8, 8)
-    assert_recovered(peeled_from(model, unsum.capture(model, x, torch.tensor([0, 0, 1, 2])), batch_size=4), x, 1e-3)
+    assert_recovered(
+        peeled_from(model, unsum.capture(model, x, torch.tensor([0, 0, 1, 2])), batch_size=4),
+        x,
+        1e-3,
+    )
 
 
 def test_fresh_networks_come_back_although_their_features_hardly_tell_samples_apart() -> None:
     torch.manual_seed(0)
-    model = network([3 * 16 * 16, 512, 256, 128, 40])  # default initialization: logits hardly differ between samples
+    # default initialization: logits hardly differ between samples
+    model = network([3 * 16 * 16, 512, 256, 128, 40])
     x = torch.rand(6, 3, 1, 1) + 0.5 * torch.rand(6, 3, 16, 16)
     update = unsum.capture(model, x, torch.full((6,), 3))
     leak = unsum.separate(model, update, loss="cross-entropy")
@@ -138,7 +155,8 @@ def test_fresh_networks_come_back_although_their_features_hardly_tell_samples_ap
 
 
 def test_the_papers_single_photo() -> None:
-    """12288-4096-1024-256-17 without bias and one 64² photo: soft-label recovery reports 51.2 dB."""
+    """12288-4096-1024-256-17 without bias and one 64² photo: soft-label recovery reports 51.2
+    dB."""
     torch.manual_seed(0)
     model = network([12288, 4096, 1024, 256, 17])
     photo = unsum.data.embedded_batch(1, image_size=64).images
@@ -155,7 +173,8 @@ def test_float64_gradients_give_float64_inputs() -> None:
     x = torch.rand(4, 3, 4, 4, dtype=torch.float64)
     update = unsum.capture(model, x, torch.arange(4))
     before = {name: g.clone() for name, g in update.gradients.items()}
-    coarse = copy.deepcopy(model).float()  # what a separator found in float32 is enough to begin with
+    # what a separator found in float32 is enough to begin with
+    coarse = copy.deepcopy(model).float()
     leak = unsum.separate(coarse, update.map(lambda _, g: g.float()), loss="cross-entropy")
     peeled = peel(model, update, dataclasses.replace(leak, exact=False))
     assert_recovered(peeled, x, 1e-8)
@@ -199,13 +218,18 @@ def test_a_layer_narrower_than_the_batch_is_named_with_what_it_lacks() -> None:
     assert not bool(peeled.exact.any())
     narrow = next(layer for layer in peeled.layers if layer.name == "3")
     assert narrow.deficiency == 2
-    assert any("'3' does not determine its input: 5 samples leave only 3" in note for note in peeled.notes)
+    assert any(
+        "'3' does not determine its input: 5 samples leave only 3" in note for note in peeled.notes
+    )
 
 
 def test_inputs_come_in_the_order_of_the_separation() -> None:
-    """Every input, sent through the network again, gives the features of its own row of the leak."""
+    """Every input, sent through the network again, gives the features of its own row of the
+    leak."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 30))
+    model = nn.Sequential(
+        nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 30)
+    )
     nn.init.normal_(model[4].weight, std=0.3)
     x = torch.rand(5, 60)
     update = unsum.capture(model, x, torch.tensor([9, 2, 2, 17, 5]))

@@ -19,7 +19,9 @@ from unsum.peel.rgap import TURN, solve_u
 def binary_update(model: nn.Module, x: Tensor, y: float) -> Update:
     loss = nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], torch.full((len(x),), y))
     gradients = torch.autograd.grad(loss, list(model.parameters()))
-    return Update({name: g for (name, _), g in zip(model.named_parameters(), gradients, strict=True)})
+    return Update(
+        {name: g for (name, _), g in zip(model.named_parameters(), gradients, strict=True)}
+    )
 
 
 def binary_net() -> nn.Sequential:
@@ -73,13 +75,17 @@ def test_rgap_refuses_what_it_was_not_made_for() -> None:
 
 def test_phongs_ratio_is_the_input_of_one_sample_and_no_more() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 30), nn.ReLU(), nn.BatchNorm1d(30).eval(), nn.Linear(30, 9))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 30), nn.ReLU(), nn.BatchNorm1d(30).eval(), nn.Linear(30, 9)
+    )
     x = torch.rand(2, 3, 4, 4)
     one = unsum.capture(model, x[:1], torch.tensor([4]), train=False)
     peeled = peel(model, one, method="phong-input")
     torch.testing.assert_close(peeled.inputs.float(), x[:1], atol=1e-5, rtol=0)
     assert bool(peeled.exact.all())
-    both = peel(model, unsum.capture(model, x, torch.tensor([4, 5]), train=False), method="phong-input")
+    both = peel(
+        model, unsum.capture(model, x, torch.tensor([4, 5]), train=False), method="phong-input"
+    )
     assert not bool(both.exact.any())
     assert "is not explained by one sample" in both.notes[0]
 
@@ -103,7 +109,12 @@ def test_auto_peels_where_every_layer_can_be_undone() -> None:
     torch.manual_seed(0)
     photos = embedded_batch(3, image_size=16).images
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(768, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 20)
+        nn.Flatten(),
+        nn.Linear(768, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 20),
     )
     heard = Heard()
     labels = torch.tensor([1, 1, 2])
@@ -122,7 +133,8 @@ def test_auto_says_why_it_did_not_peel(net: nn.Sequential) -> None:
     leak = unsum.attack(net, unsum.capture(net, x, torch.tensor([0, 1])))
     assert leak.images is None
     assert any(
-        "cannot be peeled down to the input: the layer '3' (AdaptiveAvgPool2d) cannot be undone" in note
+        "cannot be peeled down to the input: the layer '3' (AdaptiveAvgPool2d) cannot be undone"
+        in note
         for note in leak.notes
     )
 

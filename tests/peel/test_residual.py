@@ -28,7 +28,8 @@ def unpooled(block: type, *, version_1: bool = False) -> Narrow:
 
 
 NETWORKS = {
-    # the stride in the first convolution, as in the first ResNet-50: everything down to the stage's input
+    # the stride in the first convolution, as in the first ResNet-50: everything down to the stage's
+    # input
     "bottlenecks, version 1": (Bottleneck, True, 3, "layers.2.0.conv1"),
     # 3×3 convolutions have nine times as many equations as channels
     "basic blocks": (BasicBlock, False, 4, "layers.1.1.conv2"),
@@ -36,7 +37,8 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "train"), [("bottlenecks, version 1", True), ("basic blocks", True), ("basic blocks", False)]
+    ("name", "train"),
+    [("bottlenecks, version 1", True), ("basic blocks", True), ("basic blocks", False)],
 )
 def test_whole_stages_are_undone_exactly(name: str, train: bool) -> None:
     block, version_1, B, deepest = NETWORKS[name]
@@ -84,10 +86,13 @@ def test_order_is_that_of_the_leak() -> None:
 
 @pytest.mark.long
 def test_version_1_5_reaches_the_shortcut_up_to_scale() -> None:
-    """Its first convolution reads more places than it has equations for: the scale stays a guess."""
+    """Its first convolution reads more places than it has equations for: the scale stays a
+    guess."""
     model = unpooled(Bottleneck)
     images, update = client(model, 3)
-    peeled = unsum.peel(model, update, unsum.separate(model, update), "residual", layer="layers.2.0.downsample.0")
+    peeled = unsum.peel(
+        model, update, unsum.separate(model, update), "residual", layer="layers.2.0.downsample.0"
+    )
     true = read_by(model, images, "layers.2.0.downsample.0")
     assert not bool(peeled.exact.any())
     assert any("a guess" in note for note in peeled.notes)
@@ -105,8 +110,12 @@ def test_where_places_outnumber_equations_it_ends_and_says_which_batch_would_go_
     # 96 places in each class, 128 equations; below it are 384 places and 9 × 32 equations
     assert peeled.layers[-1].name == "layers.2.0.conv1"
     assert error(peeled.inputs, read_by(model, images, "layers.2.0.conv1")) < 1e-4
-    assert any("'layers.1.1.conv2'" in note and "at most 4 would go on" in note for note in peeled.notes)
-    with pytest.raises(unsum.UnsumError, match=r"'layers\.1\.1\.conv1' read cannot be peeled.*at most 4"):
+    assert any(
+        "'layers.1.1.conv2'" in note and "at most 4 would go on" in note for note in peeled.notes
+    )
+    with pytest.raises(
+        unsum.UnsumError, match=r"'layers\.1\.1\.conv1' read cannot be peeled.*at most 4"
+    ):
         unsum.peel(model, update, leak, "residual", layer="layers.1.1.conv1")
 
 
@@ -143,7 +152,10 @@ def test_strong_noise_ends_it_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("layer", "sentence"),
-    [("layer9", "is not a convolution of the blocks"), ("layers.2.0.bn1", "is not a convolution of the blocks")],
+    [
+        ("layer9", "is not a convolution of the blocks"),
+        ("layers.2.0.bn1", "is not a convolution of the blocks"),
+    ],
 )
 def test_unknown_layers_are_refused(layer: str, sentence: str) -> None:
     model = unpooled(BasicBlock)
@@ -181,7 +193,9 @@ def test_leaks_that_do_not_fit_the_model_are_refused() -> None:
     empty = replace(leak, targets=leak.targets[:0])
     for other in (fewer, empty):
         for method in ("residual", "layers"):
-            with pytest.raises(unsum.UnsumError, match="does not fit the model, whose head reads 1024"):
+            with pytest.raises(
+                unsum.UnsumError, match="does not fit the model, whose head reads 1024"
+            ):
                 unsum.peel(model, update, other, method)
     maps = replace(leak, inner={"layers.2.0.conv1": torch.rand(2, 3, 3, 3)})
     with pytest.raises(unsum.UnsumError, match=r"maps of shape \(2, 3, 3, 3\) for 'layers\.2\.0'"):
@@ -212,8 +226,12 @@ def test_an_update_without_the_backbone_is_refused() -> None:
     model = unpooled(BasicBlock)
     _, update = client(model, 2)
     leak = unsum.separate(model, update)
-    only_head = replace(update, gradients={k: g for k, g in update.gradients.items() if k.startswith("fc")})
-    with pytest.raises(unsum.UnsumError, match=r"holds no gradient of 'layers\.2\.1\.conv1\.weight'"):
+    only_head = replace(
+        update, gradients={k: g for k, g in update.gradients.items() if k.startswith("fc")}
+    )
+    with pytest.raises(
+        unsum.UnsumError, match=r"holds no gradient of 'layers\.2\.1\.conv1\.weight'"
+    ):
         unsum.peel(model, only_head, leak, "residual")
 
 
@@ -222,7 +240,8 @@ def level(value: float) -> Tensor:
 
 
 class TestMasks:
-    """Two channels of 40 entries; a BatchNorm's bias gradient is the sum of gradients where the entry is positive."""
+    """Two channels of 40 entries; a BatchNorm's bias gradient is the sum of gradients where the
+    entry is positive."""
 
     def case(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -233,7 +252,9 @@ class TestMasks:
     def test_a_level_below_the_noise_is_found_out(self, count: int) -> None:
         maps, gradient, positive = self.case()
         beta = (gradient * positive).sum((0, 2, 3))
-        for place, value in zip((~positive[:, 0]).nonzero()[:count], torch.linspace(2e-3, 1.5e-3, count), strict=True):
+        for place, value in zip(
+            (~positive[:, 0]).nonzero()[:count], torch.linspace(2e-3, 1.5e-3, count), strict=True
+        ):
             maps[place[0], 0, place[1], place[2]] = value
         mask = confirmed(maps, gradient, beta, level(1e-3))
         assert torch.equal(mask.positive, positive)
@@ -244,7 +265,9 @@ class TestMasks:
         """Zeros that noise lifted above a true entry of the same channel."""
         maps, gradient, positive = self.case()
         beta = (gradient * positive).sum((0, 2, 3))
-        for place, value in zip((~positive[:, 0]).nonzero()[:count], (2.5e-3, 2.2e-3), strict=False):
+        for place, value in zip(
+            (~positive[:, 0]).nonzero()[:count], (2.5e-3, 2.2e-3), strict=False
+        ):
             maps[place[0], 0, place[1], place[2]] = value
         small = positive[:, 0].nonzero()[0]
         maps[small[0], 0, small[1], small[2]] = 1.2e-3
@@ -262,5 +285,7 @@ class TestMasks:
         maps, gradient, _ = self.case()
         maps[:, 1] += 1
         beta = (gradient * (maps > 0)).sum((0, 2, 3))
-        hidden = confirmed(maps, gradient, beta, level(1e-9)).without_zero([(slice(None), slice(None))])
+        hidden = confirmed(maps, gradient, beta, level(1e-9)).without_zero(
+            [(slice(None), slice(None))]
+        )
         assert hidden.flatten(2).all(2).tolist() == [[False, True]]

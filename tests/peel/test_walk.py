@@ -1,4 +1,5 @@
-"""The walk below pooling: from the known input of a block to what every convolution below it read."""
+"""The walk below pooling: from the known input of a block to what every convolution below it
+read."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from unsum.peel.residual import reach
 KNOWN = "layers.2.1.conv1"
 
 
-def walked(B: int, *, train: bool, block: type = BasicBlock) -> tuple[Narrow, Tensor, unsum.Update, unsum.Leak]:
+def walked(
+    B: int, *, train: bool, block: type = BasicBlock
+) -> tuple[Narrow, Tensor, unsum.Update, unsum.Leak]:
     model = Narrow(block, [16, 32, 64])
     images, update = client(model, B, train=train)
     return model, images, update, known_at(model, images, torch.arange(B) % 3, KNOWN)
@@ -29,13 +32,18 @@ def error(found: Tensor, true: Tensor) -> float:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_every_convolution_on_the_way_down(train: bool) -> None:
-    """Three samples; the last stage's input has 64 places in each class of places, and 128 equations for them."""
+    """Three samples; the last stage's input has 64 places in each class of places, and 128
+    equations for them."""
     model, images, update, leak = walked(3, train=train)
     peeled = unsum.peel(model, update, leak, "residual", layer="layers.1.1.conv1")
     names = [layer.name for layer in peeled.layers]
     assert names == ["layers.2.0.conv2", "layers.2.0.conv1", "layers.1.1.conv2", "layers.1.1.conv1"]
     for layer in peeled.layers:
-        assert error(peeled.inner[layer.name], read_by(model, images, layer.name)) < layer.predicted_error < 2e-4
+        assert (
+            error(peeled.inner[layer.name], read_by(model, images, layer.name))
+            < layer.predicted_error
+            < 2e-4
+        )
     assert bool(peeled.exact.all())
     assert torch.equal(peeled.inner["layers.2.0.downsample.0"], peeled.inner["layers.2.0.conv1"])
 
@@ -72,7 +80,9 @@ def test_what_is_not_certified_above_is_not_below() -> None:
 
 def test_missing_layers_end_it_with_their_name() -> None:
     model, _, update, leak = walked(2, train=False)
-    sent = {name: g for name, g in update.gradients.items() if not name.startswith("layers.1.1.conv2")}
+    sent = {
+        name: g for name, g in update.gradients.items() if not name.startswith("layers.1.1.conv2")
+    }
     peeled = unsum.peel(model, replace(update, gradients=sent), leak, "residual")
     assert peeled.layers[-1].name == "layers.2.0.conv1"
     assert any("holds no gradient of 'layers.1.1.conv2.weight'" in note for note in peeled.notes)
@@ -95,7 +105,8 @@ def test_bottlenecks_go_as_far_as_their_1x1_convolutions_have_channels() -> None
     ],
 )
 def test_reach_is_counted_beforehand(B: int, deepest: str, stop: str) -> None:
-    """Widths 16, 32, 64 on 16², 8², 4²: nine times 32 equations for 64 places of each sample in the middle stage."""
+    """Widths 16, 32, 64 on 16², 8², 4²: nine times 32 equations for 64 places of each sample in the
+    middle stage."""
     counted = reach(Narrow(BasicBlock, [16, 32, 64]), B, 16)
     assert counted.start == KNOWN
     assert counted.deepest == deepest
@@ -108,7 +119,8 @@ def test_reach_of_a_network_without_blocks_is_refused() -> None:
 
 
 def test_outputs_tell_what_gradients_leave_open() -> None:
-    """Eight samples: 128 places of a class, and as many equations; the known outputs of both convolutions do the rest."""
+    """Eight samples: 128 places of a class, and as many equations; the known outputs of both
+    convolutions do the rest."""
     model, images, update, leak = walked(8, train=True)
     peeled = unsum.peel(model, update, leak, "residual")
     assert peeled.layers[-1].name == "layers.2.0.conv1"

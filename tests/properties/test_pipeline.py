@@ -1,4 +1,5 @@
-"""Properties of the whole pipeline, over random cases: what must not matter does not, and what cannot be known is not claimed."""
+"""Properties of the whole pipeline, over random cases: what must not matter does not, and what
+cannot be known is not claimed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ import unsum
 from unsum.score import score_samples
 
 EXAMPLES = int(os.environ.get("UNSUM_EXAMPLES", "12"))  # scripts/reliability.py asks for more
-QUICK = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -23,7 +26,11 @@ def case(
     seed: int, B: int = 4, C: int = 12, H: int = 24, dtype: torch.dtype = torch.float64
 ) -> tuple[nn.Linear, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    features = (torch.randn(H, generator=generator) + torch.randn(B, H, generator=generator)).relu().to(dtype)
+    features = (
+        (torch.randn(H, generator=generator) + torch.randn(B, H, generator=generator))
+        .relu()
+        .to(dtype)
+    )
     labels = torch.randint(C, (B,), generator=generator)
     model = nn.Linear(H, C).to(dtype)
     with torch.no_grad():
@@ -38,12 +45,16 @@ def attacked(model: nn.Linear, features: Tensor, labels: Tensor, **known: object
 
 def canonical(leak: unsum.Leak) -> tuple[Tensor, list[int]]:
     """Features and labels in an order of their own, so that two answers can be compared."""
-    order = sorted(range(leak.batch_size), key=lambda i: (int(leak.labels[i]), float(leak.features[i].double().norm())))
+    order = sorted(
+        range(leak.batch_size),
+        key=lambda i: (int(leak.labels[i]), float(leak.features[i].double().norm())),
+    )
     return leak.features.double()[order], [int(leak.labels[i]) for i in order]
 
 
 def assert_honest(leak: unsum.Leak, features: Tensor, labels: Tensor) -> None:
-    """Exact only if it is: every sample found, to within ten times what is certified, with its label."""
+    """Exact only if it is: every sample found, to within ten times what is certified, with its
+    label."""
     assert torch.isfinite(leak.features).all()
     assert leak.targets.shape[1] == leak.logits.shape[1]
     if not leak.exact:
@@ -53,7 +64,10 @@ def assert_honest(leak: unsum.Leak, features: Tensor, labels: Tensor) -> None:
         assert max(row.feature_error for row in rows) < 1e-2
         assert all(row.label_correct == 1.0 for row in rows)
     else:  # equal samples send what one sends: each found one must be true, and each true one found
-        distances = torch.cdist(features.double(), leak.features.double()) / features.double().norm(dim=1)[:, None]
+        distances = (
+            torch.cdist(features.double(), leak.features.double())
+            / features.double().norm(dim=1)[:, None]
+        )
         assert float(distances.min(0).values.max()) < 1e-2
         assert float(distances.min(1).values.max()) < 1e-2
 
@@ -69,10 +83,15 @@ class TestInvariance:
     def test_the_order_of_samples(self, seed: int) -> None:
         model, features, labels = case(seed)
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
-        first, second = attacked(model, features, labels), attacked(model, features[order], labels[order])
+        first, second = (
+            attacked(model, features, labels),
+            attacked(model, features[order], labels[order]),
+        )
         assert first.exact == second.exact
         if first.exact:
-            torch.testing.assert_close(canonical(first)[0], canonical(second)[0], rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(
+                canonical(first)[0], canonical(second)[0], rtol=1e-6, atol=1e-9
+            )
             assert canonical(first)[1] == canonical(second)[1] == sorted(labels.tolist())
 
     @QUICK
@@ -85,7 +104,10 @@ class TestInvariance:
             renamed.weight.copy_(model.weight[order])
             renamed.bias.copy_(model.bias[order])
         place = torch.argsort(order)  # class c is now called place[c]
-        first, second = attacked(model, features, labels), attacked(renamed, features, place[labels])
+        first, second = (
+            attacked(model, features, labels),
+            attacked(renamed, features, place[labels]),
+        )
         assert first.exact == second.exact
         if first.exact:
             assert sorted(place[first.labels].tolist()) == sorted(second.labels.tolist())
@@ -97,7 +119,9 @@ class TestInvariance:
     def test_a_rotation_of_features_together_with_the_weights(self, seed: int) -> None:
         model, features, labels = case(seed)
         generator = torch.Generator().manual_seed(seed)
-        Q = torch.linalg.qr(torch.randn(model.in_features, model.in_features, generator=generator).double())[0]
+        Q = torch.linalg.qr(
+            torch.randn(model.in_features, model.in_features, generator=generator).double()
+        )[0]
         turned = nn.Linear(model.in_features, model.out_features).double()
         with torch.no_grad():
             turned.weight.copy_(model.weight @ Q)
@@ -119,7 +143,9 @@ class TestInvariance:
         plain = unsum.separate(model, update)
         scaled = unsum.separate(model, update.map(lambda _name, tensor: tensor * factor))
         if plain.exact and scaled.exact:
-            torch.testing.assert_close(canonical(plain)[0], canonical(scaled)[0], rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(
+                canonical(plain)[0], canonical(scaled)[0], rtol=1e-5, atol=1e-8
+            )
             assert scaled.scale == pytest.approx(factor, rel=1e-5)
         assert_honest(scaled, features, labels)
 
@@ -131,11 +157,17 @@ def test_two_runs_are_the_same_bit_for_bit(seed: int, noise: float) -> None:
     update = unsum.capture(model, features, labels)
     if noise:
         torch.manual_seed(seed)
-        update = update.map(lambda _name, tensor: tensor + noise * tensor.std() * torch.randn_like(tensor))
+        update = update.map(
+            lambda _name, tensor: tensor + noise * tensor.std() * torch.randn_like(tensor)
+        )
     first, second = (unsum.attack(model, update, seed=seed) for _ in range(2))
     for name in ("features", "logits", "targets"):
         assert torch.equal(getattr(first, name), getattr(second, name))
-    assert (first.exact, first.predicted_error, first.notes) == (second.exact, second.predicted_error, second.notes)
+    assert (first.exact, first.predicted_error, first.notes) == (
+        second.exact,
+        second.predicted_error,
+        second.notes,
+    )
 
 
 class TestHardPlaces:
@@ -163,19 +195,33 @@ class TestHardPlaces:
         falling = 10 ** torch.linspace(0, -decades, len(S)).double()
         with torch.no_grad():
             model.weight.copy_((U * S * falling) @ V)
-        assert_honest(unsum.separate(model, unsum.capture(model, features, labels)), features, labels)
+        assert_honest(
+            unsum.separate(model, unsum.capture(model, features, labels)), features, labels
+        )
 
     @QUICK
     @given(
         SEEDS,
         st.sampled_from(
-            [(1, 2, 8), (1, 12, 24), (2, 2, 8), (3, 2, 8), (6, 12, 3), (4, 12, 1), (1, 2, 1), (14, 12, 24)]
+            [
+                (1, 2, 8),
+                (1, 12, 24),
+                (2, 2, 8),
+                (3, 2, 8),
+                (6, 12, 3),
+                (4, 12, 1),
+                (1, 2, 1),
+                (14, 12, 24),
+            ]
         ),
     )
     def test_strange_sizes(self, seed: int, sizes: tuple[int, int, int]) -> None:
-        """One sample, two classes, fewer inputs than samples, one input, more samples than classes."""
+        """One sample, two classes, fewer inputs than samples, one input, more samples than
+        classes."""
         model, features, labels = case(seed, *sizes)
-        assert_honest(unsum.separate(model, unsum.capture(model, features, labels)), features, labels)
+        assert_honest(
+            unsum.separate(model, unsum.capture(model, features, labels)), features, labels
+        )
 
     @pytest.mark.long
     @QUICK
@@ -187,7 +233,8 @@ class TestHardPlaces:
         leak = unsum.separate(model, unsum.capture(model, features, labels))
         with torch.no_grad():
             G = model(features).softmax(1) - nn.functional.one_hot(labels, model.out_features)
-        traced = G.norm(dim=1) > 1e-9  # a sample predicted for certain sends nothing, and cannot be found
+        # a sample predicted for certain sends nothing, and cannot be found
+        traced = G.norm(dim=1) > 1e-9
         if bool(traced.any()):
             assert_honest(leak, features[traced], labels[traced])
         else:
@@ -198,7 +245,8 @@ class TestHardPlaces:
     @given(SEEDS, st.sampled_from(["dead", "zero", "twice", "twice, other label", "all alike"]))
     def test_strange_batches(self, seed: int, kind: str) -> None:
         model, features, labels = case(seed)
-        if kind == "dead":  # ReLUs that are silent for the whole batch, and one sample that has nothing at all
+        # ReLUs that are silent for the whole batch, and one sample that has nothing at all
+        if kind == "dead":
             features[:, ::2] = 0
             features[1] = 0
         if kind == "zero":
@@ -213,18 +261,27 @@ class TestHardPlaces:
         if kind in ("zero", "dead"):  # a sample without features leaves its label in the bias alone
             kept = features.norm(dim=1) > 0
             if bool(kept.any()) and leak.exact:
-                distances = torch.cdist(leak.features.double(), features) / features[kept].norm(dim=1).mean()
+                distances = (
+                    torch.cdist(leak.features.double(), features)
+                    / features[kept].norm(dim=1).mean()
+                )
                 assert float(distances.min(1).values.max()) < 1e-2
             assert not (leak.exact and kind == "zero")
         else:
-            assert_honest(leak, features, labels) if kind != "twice, other label" else assert_features_alone(
-                leak, features
-            )
+            assert_honest(
+                leak, features, labels
+            ) if kind != "twice, other label" else assert_features_alone(leak, features)
 
     def test_black_pictures_through_a_network(self) -> None:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
-        for images in (torch.zeros(4, 3, 8, 8), torch.ones(4, 3, 8, 8), torch.rand(1, 3, 8, 8).expand(4, -1, -1, -1)):
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10)
+        )
+        for images in (
+            torch.zeros(4, 3, 8, 8),
+            torch.ones(4, 3, 8, 8),
+            torch.rand(1, 3, 8, 8).expand(4, -1, -1, -1),
+        ):
             leak = unsum.attack(model, unsum.capture(model, images, torch.arange(4)))
             assert not leak.exact or leak.batch_size <= 4
         unlike = unsum.attack(model, unsum.capture(model, torch.rand(4, 3, 8, 8), torch.arange(4)))
@@ -235,12 +292,16 @@ class TestHardPlaces:
 def assert_features_alone(leak: unsum.Leak, features: Tensor) -> None:
     """Equal features with two labels send what one sample with a mixed label sends."""
     if leak.exact:
-        distances = torch.cdist(features.double(), leak.features.double()) / features.double().norm(dim=1)[:, None]
+        distances = (
+            torch.cdist(features.double(), leak.features.double())
+            / features.double().norm(dim=1)[:, None]
+        )
         assert float(distances.min(0).values.max()) < 1e-2
 
 
 class TestAnOverconfidentAnswer:
-    """Noise, and about as many samples as classes: the adaptive separator misses labels there, and must know it."""
+    """Noise, and about as many samples as classes: the adaptive separator misses labels there, and
+    must know it."""
 
     @pytest.mark.parametrize("seed", range(3))
     def test_auto_keeps_the_answer_that_explains_the_gradient(self, seed: int) -> None:

@@ -1,4 +1,5 @@
-"""Searches that keep a time limit: the best answer so far, no claim, and a note on what was left untried."""
+"""Searches that keep a time limit: the best answer so far, no claim, and a note on what was left
+untried."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from unsum.commands import options
 from unsum.errors import UnsumError
 from unsum.running.deadline import DEFAULT_LIMIT, interruptible, out_of_time, overtime, time_limit
 
-# Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of one second a search ends is the
-# business of a benchmark, because a machine that imports slowly or does other work must not fail a test.
+# Seconds of CPU. Without a limit each of these searches takes minutes; how close to its limit of
+# one second a search ends is the business of a benchmark, because a machine that imports slowly or
+# does other work must not fail a test.
 FAR_FROM_MINUTES = 20
 
 
@@ -31,7 +33,8 @@ def _model() -> nn.Sequential:
 
 
 def _forged() -> unsum.Update:
-    """A gradient of 24 directions that no batch has: nothing explains it, and every way is tried for minutes."""
+    """A gradient of 24 directions that no batch has: nothing explains it, and every way is tried
+    for minutes."""
     torch.manual_seed(1)
     U = torch.randn(100, 24)
     U = U - U.mean(0)
@@ -83,7 +86,9 @@ def test_what_nothing_can_end_is_begun_only_with_time_left_for_it() -> None:
 
 
 @pytest.mark.parametrize("call", ["attack", "separate", "audit"])
-def test_python_has_the_limit_that_the_command_line_has(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_has_the_limit_that_the_command_line_has(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(import_module("unsum.attack.options"), "DEFAULT_LIMIT", 0.3)
     monkeypatch.setattr(import_module("unsum.separate"), "DEFAULT_LIMIT", 0.3)
     start = time.process_time()
@@ -95,20 +100,34 @@ def test_python_has_the_limit_that_the_command_line_has(call: str, monkeypatch: 
     assert any(note.startswith("Time was over; left untried: ") for note in notes)
 
 
-def test_without_end_is_infinity_and_zero_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_end_is_infinity_and_zero_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(import_module("unsum.attack.options"), "DEFAULT_LIMIT", 1e-6)
     model, images = _model(), torch.rand(6, 512)
     update = unsum.capture(model, images, torch.arange(6))
     assert unsum.attack(model, update, time_limit=math.inf).exact
     assert not unsum.attack(model, update).exact
-    assert (options.seconds(0.0), options.seconds(7.0), options.seconds(None)) == (math.inf, 7.0, None)
+    assert (options.seconds(0.0), options.seconds(7.0), options.seconds(None)) == (
+        math.inf,
+        7.0,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "seconds"),
-    [("auto", 60.0), ("exact", 60.0), ("ig", math.inf), ("ig:steps=3", math.inf), ("rgla", math.inf)],
+    [
+        ("auto", 60.0),
+        ("exact", 60.0),
+        ("ig", math.inf),
+        ("ig:steps=3", math.inf),
+        ("rgla", math.inf),
+    ],
 )
-def test_methods_of_a_fixed_number_of_steps_have_no_limit_by_default(method: str, seconds: float) -> None:
+def test_methods_of_a_fixed_number_of_steps_have_no_limit_by_default(
+    method: str, seconds: float
+) -> None:
     assert AttackOptions(method).default_limit == seconds
 
 
@@ -118,7 +137,8 @@ def test_limits_inside_each_other_end_with_the_earliest_and_remember_what_each_c
             assert out_of_time("a search")
             assert out_of_time("a search")
         assert out_of_time("another")
-    assert (inner.cut, outer.cut) == (["a search"], ["a search", "another"])  # what is inside was cut short, too
+    # what is inside was cut short, too
+    assert (inner.cut, outer.cut) == (["a search"], ["a search", "another"])
     assert not out_of_time("after it")
 
 
@@ -155,7 +175,8 @@ def test_a_forged_gradient_keeps_the_solver_no_longer_than_it_is_given() -> None
     assert not leak.predicted_error < 0.1
 
 
-SIZES = {"small": (20, 64, 8), "large": (1000, 768, 24), "crowded": (1000, 768, 100)}  # classes, features, directions
+# classes, features, directions
+SIZES = {"small": (20, 64, 8), "large": (1000, 768, 24), "crowded": (1000, 768, 100)}
 
 
 def _low_rank(classes: int, inputs: int, rank: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -174,9 +195,13 @@ def _processor_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_processor_seconds")
-@pytest.mark.parametrize(("size", "limit"), [("small", 0.5), *long(("large", 6.0), ("crowded", 6.0))])
+@pytest.mark.parametrize(
+    ("size", "limit"), [("small", 0.5), *long(("large", 6.0), ("crowded", 6.0))]
+)
 @pytest.mark.parametrize("path", ["exact", "adaptive", "local-steps", "crowded", "labels found"])
-def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str, limit: float) -> None:
+def test_every_method_that_auto_may_choose_keeps_the_limit(
+    path: str, size: str, limit: float
+) -> None:
     model, sent = _low_rank(*SIZES[size])
     granted: dict[str, Any] = {}
     update, method = unsum.Update(sent), "auto"
@@ -184,24 +209,34 @@ def test_every_method_that_auto_may_choose_keeps_the_limit(path: str, size: str,
         method = path
     elif path == "local-steps":
         training = unsum.LocalTraining(learning_rate=0.1, steps=4)
-        update = unsum.Update.from_delta({name: -0.1 * g for name, g in sent.items()}, 0.1, training=training)
+        update = unsum.Update.from_delta(
+            {name: -0.1 * g for name, g in sent.items()}, 0.1, training=training
+        )
     elif path == "crowded":  # rows that take part in some columns only, as behind a ReLU
         model, sent = _low_rank(20, 768, 19)
         thinned = torch.where(torch.rand(20, 768) < 0.5, sent["1.weight"], -0.01 * sent["1.weight"])
-        update, granted = unsum.Update(sent | {"1.weight": thinned}), {"labels": torch.arange(30) % 20}
+        update, granted = (
+            unsum.Update(sent | {"1.weight": thinned}),
+            {"labels": torch.arange(30) % 20},
+        )
         limit = 1.0  # it ends by itself soon after
     elif path == "labels found":
         granted = {"batch_size": SIZES[size][0]}
-    unsum.attack(model, update, method, time_limit=0.1, **granted)  # what is imported once is no part of the search
+    # what is imported once is no part of the search
+    unsum.attack(model, update, method, time_limit=0.1, **granted)
     start = time.process_time()
     leak = unsum.attack(model, update, method, time_limit=limit, **granted)
-    assert time.process_time() - start < 1.1 * limit + 0.5  # a step that nothing can end takes up to 0.4 s
+    # a step that nothing can end takes up to 0.4 s
+    assert time.process_time() - start < 1.1 * limit + 0.5
     assert not leak.exact
     assert leak.notes[0].startswith("Time was over; left untried: ")
-    assert all(attempt.blind.startswith("time was over") for attempt in leak.tried)  # nobody calls that a low leak
+    # nobody calls that a low leak
+    assert all(attempt.blind.startswith("time was over") for attempt in leak.tried)
 
 
-def test_an_attack_that_was_cut_short_vouches_for_no_input_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_that_was_cut_short_vouches_for_no_input_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Peeling came to its end, and something before it did not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 12))
@@ -223,7 +258,9 @@ def test_an_attack_that_was_cut_short_vouches_for_no_input_either(monkeypatch: p
 
 
 @pytest.mark.parametrize(("seconds", "exact"), [(600.0, True), (1e-6, False)])
-def test_an_honest_batch_is_certified_only_where_its_search_came_to_its_end(seconds: float, exact: bool) -> None:
+def test_an_honest_batch_is_certified_only_where_its_search_came_to_its_end(
+    seconds: float, exact: bool
+) -> None:
     model, images = _model(), torch.rand(6, 512)
     update = unsum.capture(model, images, torch.arange(6))
     leak, free = unsum.separate(model, update, time_limit=seconds), unsum.separate(model, update)

@@ -48,8 +48,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "_EVERY", 0.0)
 
 
-def hopeless(classes: int = 100, width: int = 512, rank: int = 24) -> tuple[nn.Module, unsum.Update]:
-    """A gradient of so many directions that no batch has: every way is tried, for minutes where it is large."""
+def hopeless(
+    classes: int = 100, width: int = 512, rank: int = 24
+) -> tuple[nn.Module, unsum.Update]:
+    """A gradient of so many directions that no batch has: every way is tried, for minutes where it
+    is large."""
     torch.manual_seed(1)
     U = torch.randn(classes, rank)
     U = U - U.mean(0)
@@ -73,9 +76,15 @@ def test_a_search_says_what_it_tries_how_far_it_is_and_how_near() -> None:
 @pytest.mark.usefixtures("at_once")
 def test_what_comes_after_the_attacks_is_not_called_the_last_of_them() -> None:
     torch.manual_seed(0)
-    model, heard = nn.Sequential(nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 20)), Heard()
+    model, heard = (
+        nn.Sequential(nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 20)),
+        Heard(),
+    )
     unsum.attack(
-        model, unsum.capture(model, torch.rand(2, 3, 4, 4), torch.tensor([4, 1])), progress=heard, time_limit=60
+        model,
+        unsum.capture(model, torch.rand(2, 3, 4, 4), torch.tensor([4, 1])),
+        progress=heard,
+        time_limit=60,
     )
     below = [state for state in heard.states if state.part == "layers below the last one"]
     assert below, "peeling asks for its time"
@@ -85,7 +94,9 @@ def test_what_comes_after_the_attacks_is_not_called_the_last_of_them() -> None:
 def test_a_quick_search_says_nothing() -> None:
     torch.manual_seed(0)
     model, heard = nn.Linear(64, 20), Heard()
-    unsum.attack(model, unsum.capture(model, torch.randn(3, 64), torch.tensor([4, 4, 1])), progress=heard)
+    unsum.attack(
+        model, unsum.capture(model, torch.randn(3, 64), torch.tensor([4, 4, 1])), progress=heard
+    )
     assert heard.states == []
 
 
@@ -96,14 +107,21 @@ def test_an_inner_limit_tells_whoever_listens_outside() -> None:
         trying("something", 2, 3)
         assert not out_of_time("a part")
     (state,) = heard.states
-    assert (state.what, state.part, state.done, state.total, state.limit) == ("something", "a part", 2, 3, 1000)
+    assert (state.what, state.part, state.done, state.total, state.limit) == (
+        "something",
+        "a part",
+        2,
+        3,
+        1000,
+    )
 
 
 @pytest.fixture
 def own_interrupt() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # whoever took it gave it back
+    # whoever took it gave it back
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
 
 
@@ -113,7 +131,9 @@ def press(seconds: float) -> None:
 
 @pytest.mark.usefixtures("own_interrupt")
 @pytest.mark.parametrize("interactive", [False, True])
-def test_the_first_interrupt_gives_the_best_answer_so_far(interactive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_interrupt_gives_the_best_answer_so_far(
+    interactive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, update = hopeless()
     press(0.7)
     if interactive:
@@ -158,14 +178,17 @@ def test_one_line_replaces_itself(capsys: pytest.CaptureFixture[str]) -> None:
     line.say("Drawing")
     shown = capsys.readouterr().err
     assert shown.startswith(
-        "\runsum: Separating the batch: trying a start; 3 s\runsum: Separating the batch: trying b; 4 s "
+        "\runsum: Separating the batch: trying a start; 3 s\runsum: Separating the batch: trying "
+        "b; 4 s "
     )
     assert shown.endswith(" \r")
 
 
 def small_network() -> tuple[nn.Module, unsum.Update]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(196, 10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(196, 10)
+    )
     return model, unsum.capture(model, torch.rand(2, 3, 16, 16), torch.tensor([1, 3]))
 
 
@@ -173,9 +196,16 @@ def small_network() -> tuple[nn.Module, unsum.Update]:
 def test_matching_without_end_ends_with_its_time(method: str) -> None:
     model, update = small_network()
     leak = unsum.attack(
-        model, update, method, options={"image_size": 16, "steps": ENDLESS}, batch_size=2, time_limit=0.3
+        model,
+        update,
+        method,
+        options={"image_size": 16, "steps": ENDLESS},
+        batch_size=2,
+        time_limit=0.3,
     )
-    assert leak.notes[0].startswith("Time was over; left untried: further steps of gradient matching")
+    assert leak.notes[0].startswith(
+        "Time was over; left untried: further steps of gradient matching"
+    )
     assert leak.images is not None
     assert leak.images.shape == (2, 3, 16, 16)
     assert float(leak.images.std()) > 0.01
@@ -200,10 +230,23 @@ def test_ctrl_c_at_the_command_line_gives_the_best_answer_so_far(tmp_path: Path)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     update.save(tmp_path / "update.safetensors")
     (tmp_path / "net.py").write_text(NETWORK)
-    words = ["attack", "--model", "net.py:build", "--weights", "weights.pt", "--update", "update.safetensors", "--json"]
+    words = [
+        "attack",
+        "--model",
+        "net.py:build",
+        "--weights",
+        "weights.pt",
+        "--update",
+        "update.safetensors",
+        "--json",
+    ]
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "unsum", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=said, text=True
+            [sys.executable, "-m", "unsum", *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
         )
         end = time.monotonic() + 300
         while "trying the start" not in (tmp_path / "said").read_text() and time.monotonic() < end:

@@ -6,7 +6,10 @@ import math
 
 import pytest
 import torch
-from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+from torchmetrics.functional.image import (
+    peak_signal_noise_ratio,
+    structural_similarity_index_measure,
+)
 
 from unsum.score.pictures import picture_cosine, psnr, ssim
 

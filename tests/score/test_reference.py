@@ -34,9 +34,11 @@ def test_the_nearest_guess_is_taken_for_each_sample() -> None:
 
 
 def test_the_others_count_where_they_are_no_copies() -> None:
-    assert diverse_samples(ROWS).tolist() == [True, True, True]  # 5/16, 5/8 and 2/4 of the error of no answer
+    # 5/16, 5/8 and 2/4 of the error of no answer
+    assert diverse_samples(ROWS).tolist() == [True, True, True]
     assert DIVERSE == 0.25
-    close = torch.tensor([[4.0, 0.0], [2.2, 0.0], [2.0, 0.0]])  # 1.9²/4² = 0.23, 0.8²/2.2² = 0.13 and 1.1²/2² = 0.30
+    # 1.9²/4² = 0.23, 0.8²/2.2² = 0.13 and 1.1²/2² = 0.30
+    close = torch.tensor([[4.0, 0.0], [2.2, 0.0], [2.0, 0.0]])
     assert diverse_samples(close).tolist() == [False, False, True]
     assert diverse_samples(ROWS[:1]).tolist() == [False]
 

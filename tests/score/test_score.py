@@ -20,7 +20,9 @@ from unsum.score.samples import assign
 
 def perfect(features: torch.Tensor, labels: torch.Tensor, images: torch.Tensor) -> Leak:
     targets = torch.nn.functional.one_hot(labels, 10).double()
-    return Leak("test", targets, targets, features, residual=0, predicted_error=0, exact=True, images=images)
+    return Leak(
+        "test", targets, targets, features, residual=0, predicted_error=0, exact=True, images=images
+    )
 
 
 @pytest.fixture
@@ -33,13 +35,19 @@ def truth() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @given(order=st.permutations(range(5)))
 def test_the_attackers_order_does_not_matter(order: list[int]) -> None:
     torch.manual_seed(0)
-    features, labels, images = torch.randn(5, 7), torch.tensor([1, 1, 2, 3, 9]), torch.rand(5, 3, 24, 24)
+    features, labels, images = (
+        torch.randn(5, 7),
+        torch.tensor([1, 1, 2, 3, 9]),
+        torch.rand(5, 3, 24, 24),
+    )
     leak = perfect(features[order], labels[order], images[order])
     rows = score_samples(leak, images, labels, features)
     assert [order[row.found] for row in rows if row.found is not None] == list(range(5))
     figures = score(leak, images, labels, features)
     assert figures["label_correct"] == 1
-    assert figures["feature_error"] == figures["worst_feature_error"] == figures["target_error"] == 0
+    assert (
+        figures["feature_error"] == figures["worst_feature_error"] == figures["target_error"] == 0
+    )
     assert figures["feature_cosine"] == pytest.approx(1)
     assert (figures["psnr"], figures["ssim"]) == (100, pytest.approx(1))
     assert figures["batch_size_error"] == 0
@@ -59,7 +67,8 @@ def test_errors_are_measured_not_assumed(truth) -> None:
 
 
 def test_psnr_is_averaged_over_images_not_pixels(truth) -> None:
-    """One perfect and one bad picture: the mean of their decibels, far above the decibels of their mean error."""
+    """One perfect and one bad picture: the mean of their decibels, far above the decibels of their
+    mean error."""
     features, labels, images = (t[:2] for t in truth)
     damaged = images.clone()
     damaged[1] = 1 - damaged[1]
@@ -117,13 +126,17 @@ def test_ssim_falls_with_structure_lost() -> None:
     assert ssim(image.flip(2), image) < 0.2
 
 
-def test_lpips_is_reported_as_unavailable_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lpips_is_reported_as_unavailable_without_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     assert "AlexNet" in (lpips_status() or "")
     assert math.isnan(lpips(torch.rand(3, 64, 64), torch.rand(3, 64, 64)))
 
 
-def test_lpips_is_computed_when_the_weights_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lpips_is_computed_when_the_weights_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     torch.manual_seed(0)
     weights_file().parent.mkdir(parents=True)
@@ -153,7 +166,9 @@ def test_when_two_targets_say_the_same(found: list[float], true: list[float], sa
 def test_labels_are_counted_whichever_sample_they_were_found_with() -> None:
     """Found 5 5 9 of 5 9 9: the two with a partner of their own, and no label twice."""
     eye, features = torch.eye(10).double(), torch.eye(3).double()
-    found = Leak("test", eye[[9, 5, 5]], eye[[9, 5, 5]], features, residual=0, predicted_error=0, exact=False)
+    found = Leak(
+        "test", eye[[9, 5, 5]], eye[[9, 5, 5]], features, residual=0, predicted_error=0, exact=False
+    )
     rows = score_samples(found, targets=torch.tensor([5, 9, 9]), features=features)
     assert [row.found for row in rows] == [0, 1, 2]
     assert [row.label_correct for row in rows] == [1.0, 1.0, 0.0]
@@ -162,17 +177,24 @@ def test_labels_are_counted_whichever_sample_they_were_found_with() -> None:
 
 
 def test_labels_are_worth_what_they_say_beyond_a_guess() -> None:
-    """Two samples of two classes: {0, 1} is right for 1½ on average. Naming every class finds nothing."""
+    """Two samples of two classes: {0, 1} is right for 1½ on average. Naming every class finds
+    nothing."""
     eye = torch.eye(2)
     read = LabelsRead.of(eye[[0, 1]], eye[[0, 0]])
-    assert (read.right, read.by_chance, read.share, read.given_away) == (1, pytest.approx(1.5), 0.0, False)
+    assert (read.right, read.by_chance, read.share, read.given_away) == (
+        1,
+        pytest.approx(1.5),
+        0.0,
+        False,
+    )
     assert LabelsRead.of(eye[[0, 0]], eye[[0, 0]]).share == pytest.approx(1.0)
     wide = torch.eye(50)
     everything = LabelsRead.of(wide, wide[[3, 4, 30]])
     assert everything.right == 3
     assert not everything.given_away
     assert LabelsRead.of(wide[[3, 4, 8]], wide[[3, 4, 30]]).given_away
-    lucky = LabelsRead.of(wide[:25], wide[[3, 4, 20]])  # half of all classes hold three labels once in eight times
+    # half of all classes hold three labels once in eight times
+    lucky = LabelsRead.of(wide[:25], wide[[3, 4, 20]])
     assert (lucky.right, lucky.given_away) == (3, False)
 
 

@@ -1,4 +1,5 @@
-"""What the search for false claims found is counted whole into the page about reliability; see `scripts/reliability.py`."""
+"""What the search for false claims found is counted whole into the page about reliability; see
+`scripts/reliability.py`."""
 
 from __future__ import annotations
 
@@ -25,10 +26,14 @@ def reliability() -> Iterator[ModuleType]:
 
 def record(**fooled: int) -> dict[str, Any]:
     """Of a search on two paths, with so many false claims of each kind about networks."""
-    false = {name: [{"path": "networks"}] * fooled.get(name, 0) for name in ("features", "labels", "counts")}
+    false = {
+        name: [{"path": "networks"}] * fooled.get(name, 0)
+        for name in ("features", "labels", "counts")
+    }
     return {
-        "tries": 70, "claimed": 12, "paths": {"many": 40, "networks": 30}, "crashed": [], "seeds": [3], "seconds": 120.0,
-        "claims": {"many: a": 4, "many: b": 3, "networks: a": 5}, "worst_claim": 1e-3, "refused": 0, "stopped": 0,
+        "tries": 70, "claimed": 12, "paths": {"many": 40, "networks": 30}, "crashed": [],
+        "seeds": [3], "seconds": 120.0, "claims": {"many: a": 4, "many: b": 3, "networks: a": 5},
+        "worst_claim": 1e-3, "refused": 0, "stopped": 0,
         **{f"fooled_{name}": found for name, found in false.items()},
     }  # fmt: skip
 

@@ -10,11 +10,13 @@ VOCABULARY, FEATURES = 150, 48
 
 
 def gpt2(*, tied: bool, dropout: float = 0.0, seed: int = 0) -> GPT2LMHeadModel:
-    """Two layers; weights larger than GPT-2's own start, so that attention and softmax are far from uniform."""
+    """Two layers; weights larger than GPT-2's own start, so that attention and softmax are far from
+    uniform."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=24, n_embd=FEATURES, n_layer=2, n_head=3, tie_word_embeddings=tied,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+        vocab_size=VOCABULARY, n_positions=24, n_embd=FEATURES, n_layer=2, n_head=3,
+        tie_word_embeddings=tied, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+        bos_token_id=0, eos_token_id=0, initializer_range=0.1,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 

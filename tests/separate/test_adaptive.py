@@ -31,10 +31,13 @@ def test_signed_features_are_not_cut_at_zero() -> None:
     torch.manual_seed(2)
     leak = separate(model, unsum.Noise(0.05)(update), "adaptive")
     assert float((leak.features < -0.5).double().mean()) > 0.2
-    assert float((leak.features - features).norm() / features.norm()) < 0.25  # the noise alone is 0.2
+    # the noise alone is 0.2
+    assert float((leak.features - features).norm() / features.norm()) < 0.25
 
 
-@pytest.mark.parametrize(("defense", "least"), [("noise:0.005", 0.9), ("prune:0.9", 0.97), ("prune:0.97", 0.85)])
+@pytest.mark.parametrize(
+    ("defense", "least"), [("noise:0.005", 0.9), ("prune:0.9", 0.97), ("prune:0.97", 0.85)]
+)
 def test_samples_of_one_label_are_told_apart(defense: str, least: float) -> None:
     case = sparse_case(same=6)
     adaptive = case.run(defense, "adaptive", labels=case.labels)
@@ -55,12 +58,16 @@ def test_what_noise_hides_is_given_as_the_mean() -> None:
     assert leak.labels.sort().values.tolist() == case.labels.sort().values.tolist()
     members = (leak.labels == case.labels[0]).nonzero()[:, 0].tolist()
     assert torch.equal(leak.features[members[0]], leak.features[members[1]])
-    assert any(f"Samples {', '.join(map(str, members))} share a label" in note for note in leak.notes)
+    assert any(
+        f"Samples {', '.join(map(str, members))} share a label" in note for note in leak.notes
+    )
     mean = case.features[:3].mean(0)
     assert float(torch.cosine_similarity(leak.features[members[0]], mean, dim=0)) > 0.5
 
 
-@pytest.mark.parametrize(("fraction", "best"), [(0.8, 4e-3), (0.97, 0.03), *long((0.9, 6e-3), (0.99, 0.25))])
+@pytest.mark.parametrize(
+    ("fraction", "best"), [(0.8, 4e-3), (0.97, 0.03), *long((0.9, 6e-3), (0.99, 0.25))]
+)
 def test_pruned_entries_are_no_zeros(fraction: float, best: float) -> None:
     case = sparse_case()
     adaptive = case.run(f"prune:{fraction}", "adaptive")
@@ -88,7 +95,9 @@ def test_clipping_alone_stays_exact(same: int) -> None:
 def test_clipped_and_noisy() -> None:
     case = sparse_case()
     leak = separate(case.model, case.defended("clip:4|noise:0.002"), "adaptive")
-    true_scale = min(1.0, 4 / float(torch.cat([g.flatten() for g in case.update.gradients.values()]).norm()))
+    true_scale = min(
+        1.0, 4 / float(torch.cat([g.flatten() for g in case.update.gradients.values()]).norm())
+    )
     assert leak.scale == pytest.approx(true_scale, rel=0.15)
     cosine, error = case.scored(leak)
     assert cosine > 0.99
@@ -127,11 +136,16 @@ def test_columns_that_were_held_back_are_named() -> None:
     gradients["weight"] = gradients["weight"].index_fill(1, torch.arange(0, 3000, 20), 0.0)
     leak = separate(case.model, unsum.Update(gradients), "adaptive")
     assert not leak.exact
-    assert any("columns of the head's gradient are zero" in note and "held back" in note for note in leak.notes)
+    assert any(
+        "columns of the head's gradient are zero" in note and "held back" in note
+        for note in leak.notes
+    )
     kept = torch.ones(3000, dtype=torch.bool)
     kept[::20] = False
     order = [int((leak.labels == label).nonzero()[0]) for label in case.labels]
-    wrong = (leak.features[order] - case.features)[:, kept].norm(dim=1) / case.features[:, kept].norm(dim=1)
+    wrong = (leak.features[order] - case.features)[:, kept].norm(dim=1) / case.features[
+        :, kept
+    ].norm(dim=1)
     assert float(wrong.max()) < 0.02
 
 

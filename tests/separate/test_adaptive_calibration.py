@@ -1,4 +1,5 @@
-"""What the adaptive separator expects of itself, and how it compares under every defense of RGLA's tables."""
+"""What the adaptive separator expects of itself, and how it compares under every defense of RGLA's
+tables."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ TABLE = ["noise:0.01", "clip:4", "prune:0.8", "prune:0.9", "prune:0.99", "prune:
 
 @pytest.mark.parametrize(
     ("defense", "same"),
-    [("noise:0.01", 6), ("prune:0.97", 0), *long(("noise:0.003", 0), ("noise:0.03", 0), ("prune:0.97", 6))],
+    [
+        ("noise:0.01", 6),
+        ("prune:0.97", 0),
+        *long(("noise:0.003", 0), ("noise:0.03", 0), ("prune:0.97", 6)),
+    ],
 )
 def test_errors_are_predicted_within_a_factor_of_two(defense: str, same: int) -> None:
     ratios = []
@@ -29,7 +34,9 @@ def test_errors_are_predicted_within_a_factor_of_two(defense: str, same: int) ->
 
 @pytest.mark.parametrize("same", [0, *long(3, 6)])
 @pytest.mark.parametrize("defense", TABLE)
-def test_never_worse_than_the_published_attacks_with_labels_granted(defense: str, same: int) -> None:
+def test_never_worse_than_the_published_attacks_with_labels_granted(
+    defense: str, same: int
+) -> None:
     case = sparse_case(same=same)
     adaptive = case.run(defense, "adaptive", labels=case.labels)
     for rival in ("fgla", "rgla-newton"):

@@ -43,20 +43,26 @@ def test_each_defense_shows(defense: str, kind: str) -> None:
 
 def test_what_was_recognized_is_measured() -> None:
     case = sparse_case()
-    assert recognize(Head.of(case.model, case.defended("noise:0.01"))).sigma == pytest.approx(0.01, rel=0.05)
+    assert recognize(Head.of(case.model, case.defended("noise:0.01"))).sigma == pytest.approx(
+        0.01, rel=0.05
+    )
     pruned = case.defended("prune:0.9").gradients["weight"]
     assert recognize(Head.of(case.model, case.defended("prune:0.9"))).threshold == pytest.approx(
         float(pruned[pruned != 0].abs().min())
     )
     lattice = recognize(Head.of(case.model, case.defended("qsgd:64"))).lattice
     assert lattice is not None
-    assert lattice.step == pytest.approx(float(case.update.gradients["weight"].norm()) / 64, rel=1e-4)
+    assert lattice.step == pytest.approx(
+        float(case.update.gradients["weight"].norm()) / 64, rel=1e-4
+    )
 
 
 def _networks() -> list[tuple[nn.Module, torch.Tensor]]:
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 12))
-    sigmoid = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Sigmoid(), nn.Linear(64, 12, bias=False))
+    sigmoid = nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 64), nn.Sigmoid(), nn.Linear(64, 12, bias=False)
+    )
     resnet = torchvision.models.resnet18(num_classes=30)
     return [
         (small_net(), pictures(5)),

@@ -1,4 +1,5 @@
-"""Many gradients at once: the same answers as one by one, and no answer where the solver of one has a doubt."""
+"""Many gradients at once: the same answers as one by one, and no answer where the solver of one has
+a doubt."""
 
 from __future__ import annotations
 
@@ -43,8 +44,12 @@ def sent(model: nn.Linear, number: int, labels: list[int], spread: float = 0.5) 
 
 
 def answers(model: nn.Linear, updates: list[unsum.Update]) -> list[unsum.Leak | None]:
-    grad_W, grad_b = (torch.stack([update.gradients[name] for update in updates]) for name in ("weight", "bias"))
-    return exact_at_once(Head.of(model, updates[0]), grad_W, grad_b, [u.batch_size for u in updates], 0)
+    grad_W, grad_b = (
+        torch.stack([update.gradients[name] for update in updates]) for name in ("weight", "bias")
+    )
+    return exact_at_once(
+        Head.of(model, updates[0]), grad_W, grad_b, [u.batch_size for u in updates], 0
+    )
 
 
 def test_the_same_as_one_by_one(model: nn.Linear) -> None:
@@ -58,7 +63,9 @@ def test_the_same_as_one_by_one(model: nn.Linear) -> None:
         assert found.predicted_error == pytest.approx(alone.predicted_error, rel=1e-3)
         truth = batch(number)
         assert unsum.score(found, features=truth)["worst_feature_error"] < 1e-5
-        assert torch.allclose(found.logits.float().sum(0), (truth @ model.weight.T + model.bias).sum(0), atol=1e-3)
+        assert torch.allclose(
+            found.logits.float().sum(0), (truth @ model.weight.T + model.bias).sum(0), atol=1e-3
+        )
         assert found.residual < 1e-6
 
 
@@ -74,11 +81,15 @@ def test_no_answer_where_one_alone_is_not_certain(model: nn.Linear) -> None:
         "nearly equal": sent(model, 1, LABELS[0], spread=3e-3),
         "of open weights": sent(model, 1, LABELS[0], spread=3e-2),
         "smoothed": unsum.capture(
-            model, batch(3), unsum.smooth_labels(torch.nn.functional.one_hot(torch.tensor(LABELS[1]), 40), 0.2, 40)
+            model,
+            batch(3),
+            unsum.smooth_labels(torch.nn.functional.one_hot(torch.tensor(LABELS[1]), 40), 0.2, 40),
         ),
     }
     found = answers(model, [plain, *others.values(), plain])
-    assert [name for name, leak in zip(["plain", *others, "again"], found, strict=True) if leak] == ["plain", "again"]
+    assert [
+        name for name, leak in zip(["plain", *others, "again"], found, strict=True) if leak
+    ] == ["plain", "again"]
     assert found[0] is not None  # whoever stands beside others is not changed by them
     assert found[-1] is not None
     assert found[0].predicted_error == pytest.approx(found[-1].predicted_error)
@@ -103,10 +114,14 @@ def asked(model: nn.Linear) -> tuple[Question, Observations, Linearized]:
 
 
 def test_many_equations_are_each_of_them(asked: tuple[Question, Observations, Linearized]) -> None:
-    """Two gradients of one head at a point each: residual, normal matrix and products are those of each alone."""
+    """Two gradients of one head at a point each: residual, normal matrix and products are those of
+    each alone."""
     question, _, here = asked
     torch.manual_seed(2)
-    one, other = here.equation, replace(here.equation, U=1.1 * here.equation.U, K=0.9 * here.equation.K)
+    one, other = (
+        here.equation,
+        replace(here.equation, U=1.1 * here.equation.U, K=0.9 * here.equation.K),
+    )
     both = replace(
         one,
         K=torch.cat([one.K, other.K]),
@@ -118,15 +133,25 @@ def test_many_equations_are_each_of_them(asked: tuple[Question, Observations, Li
     )
     T = here.at.T + 0.1 * torch.randn(2, *here.at.T.shape[1:], dtype=torch.float64)
     together = Linearized(both, Unknowns.of(T, 0.3))
-    V, steps = torch.randn(2, 4, *one.U.shape[1:]).double(), torch.randn(2, 4, T[0].numel() + 2).double()
+    V, steps = (
+        torch.randn(2, 4, *one.U.shape[1:]).double(),
+        torch.randn(2, 4, T[0].numel() + 2).double(),
+    )
     for n, equation in enumerate((one, other)):
         alone = replace(
-            equation, K=equation.K[0], U=equation.U[0], weight=equation.weight[0], beta=float(one.beta), Y=one.Y[0]
+            equation,
+            K=equation.K[0],
+            U=equation.U[0],
+            weight=equation.weight[0],
+            beta=float(one.beta),
+            Y=one.Y[0],
         )
         single = Linearized(replace(alone, alpha_free=True), Unknowns.of(T[n], 0.3))
         assert torch.allclose(together.residual[n], single.residual, rtol=1e-9, atol=1e-6)
         assert torch.allclose(together.normal_matrix[n], single.normal_matrix, rtol=1e-9, atol=1e-6)
-        assert torch.allclose(together.normal_diagonal[n], single.normal_matrix.diagonal(), rtol=1e-9, atol=1e-6)
+        assert torch.allclose(
+            together.normal_diagonal[n], single.normal_matrix.diagonal(), rtol=1e-9, atol=1e-6
+        )
         assert torch.allclose(together.gradient[n], single.gradient, rtol=1e-9, atol=1e-6)
         assert torch.allclose(together.pull(V)[n], single.pull(V[n]), rtol=1e-9, atol=1e-6)
         assert torch.allclose(together.push(steps)[n], single.push(steps[n]), rtol=1e-9, atol=1e-6)
@@ -142,7 +167,8 @@ def test_every_doubt_has_the_same_figure(asked: tuple[Question, Observations, Li
     norm, largest = seen.rest[0].tolist()
     assert norm == pytest.approx(rest.norm, rel=1e-6)
     assert 0.999 * (rest.largest - CHANCE) < largest < 1.1 * (rest.largest - CHANCE)
-    assert 0.2 * spread < float(evidence._hidden_spread(head, seen, here)) < 1.001 * spread  # by its norm alone
+    # by its norm alone
+    assert 0.2 * spread < float(evidence._hidden_spread(head, seen, here)) < 1.001 * spread
     bounds = sample_information(here, further_unknowns(here, all_others(here)))
     assert torch.allclose(bounds.variance[0], question.information.variance, rtol=1e-3)
     assert torch.allclose(bounds.beside[0], question.information.beside, rtol=1e-3, atol=1e3)
@@ -151,18 +177,23 @@ def test_every_doubt_has_the_same_figure(asked: tuple[Question, Observations, Li
     mixing = hidden_mixing(question)
     assert mixing is not None
     labels = question.candidate.Y.argmax(1)[None]
-    assert float(mixed_at_most(bounds, here, labels, torch.ones(1).double())) == pytest.approx(mixing[0], rel=1e-3)
+    assert float(mixed_at_most(bounds, here, labels, torch.ones(1).double())) == pytest.approx(
+        mixing[0], rel=1e-3
+    )
     errors, sure = evidence.weigh(head, seen, here)
     assert bool(sure[0])
     assert torch.allclose(errors[0], question.candidate.certificate.errors, rtol=1e-3)
 
 
 def test_what_unequal_weights_leave_is_bounded(model: nn.Linear) -> None:
-    """One weight of 1.0001: the answer leaves more than noise of the gradient, and its features are off by what follows it."""
+    """One weight of 1.0001: the answer leaves more than noise of the gradient, and its features are
+    off by what follows it."""
     torch.manual_seed(0)
     x, y = torch.randn(2, model.in_features), torch.tensor([3, 5])
     each = nn.functional.cross_entropy(model(x), y, reduction="none")
-    gradients = torch.autograd.grad((each * torch.tensor([1.0001, 1.0])).mean(), list(model.parameters()))
+    gradients = torch.autograd.grad(
+        (each * torch.tensor([1.0001, 1.0])).mean(), list(model.parameters())
+    )
     head = Head.of(model, unsum.Update(dict(zip(["weight", "bias"], gradients, strict=True))))
     candidate = Search.over(observe(head, None), None, None, 0).best()
     assert candidate is not None

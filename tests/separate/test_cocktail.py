@@ -1,4 +1,5 @@
-"""Cocktail Party: its negentropy on known distributions, what it is worth, and features out of the last layer."""
+"""Cocktail Party: its negentropy on known distributions, what it is worth, and features out of the
+last layer."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def agreement(found: Tensor, true: Tensor) -> float:
 
 @pytest.mark.parametrize("count", [4, 6])
 def test_without_negentropy_nothing_is_unmixed(count: int) -> None:
-    """The same Adam from the same start: with the negentropy it finds the sources, without it stays where it was."""
+    """The same Adam from the same start: with the negentropy it finds the sources, without it stays
+    where it was."""
     sources, rows = mixtures(count, seed=count)
     M = whitening(filtered(rows, "values"), count).float()
     Z = M @ filtered(rows, "values")
@@ -107,7 +109,8 @@ def test_without_negentropy_nothing_is_unmixed(count: int) -> None:
     assert found[100.0] > 0.97
     assert found[0.0] < 0.85
     fixed = fixed_point(Z, torch.Generator().manual_seed(0))
-    assert agreement(fixed @ Z, sources) > found[100.0] - 0.005  # the fixed point gives the same answer
+    # the fixed point gives the same answer
+    assert agreement(fixed @ Z, sources) > found[100.0] - 0.005
 
 
 def test_parts_of_the_objective() -> None:
@@ -140,7 +143,10 @@ def test_features_of_the_default_model_whatever_the_labels(same: int) -> None:
     from unsum.head import collect_features
     from unsum.models import load_model
 
-    model, batch = load_model("default", classes=100).model, embedded_batch(8, image_size=128, same_label=same)
+    model, batch = (
+        load_model("default", classes=100).model,
+        embedded_batch(8, image_size=128, same_label=same),
+    )
     update = unsum.capture(model, batch.images, batch.targets)
     with in_mode(model, True):
         features = collect_features(model, batch.images)
@@ -183,7 +189,8 @@ def test_sixteen_photos_out_of_a_first_layer() -> None:
     peeled = unsum.peel(model, update, method="cocktail", batch_size=16)
     assert agreement(peeled.inputs, photos) > 0.9
     apart = (
-        torch.cdist(peeled.inputs.flatten(1).double(), photos.flatten(1).double()).min(0).values / (3 * 32 * 32) ** 0.5
+        torch.cdist(peeled.inputs.flatten(1).double(), photos.flatten(1).double()).min(0).values
+        / (3 * 32 * 32) ** 0.5
     )
     assert float(-20 * apart.log10().mean()) > 25  # dB: scale and offset come from the bias
     pixels = unsum.peel(model, update, method="cocktail", batch_size=16, domain="values")

@@ -49,7 +49,9 @@ def test_coding_finds_sparse_combinations() -> None:
     X = atoms.T @ truth
     X = X[:, truth.sum(0) > 0]
     truth = truth[:, truth.sum(0) > 0]
-    Z = on_support(atoms, X, code(atoms, X, torch.zeros_like(truth), torch.ones_like(truth), 800), 1e-3)
+    Z = on_support(
+        atoms, X, code(atoms, X, torch.zeros_like(truth), torch.ones_like(truth), 800), 1e-3
+    )
     right = (Z - truth).norm(dim=0) < 1e-6 * truth.norm(dim=0)
     assert float(right.double().mean()) > 0.9
 

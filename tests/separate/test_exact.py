@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.head_cases import NOTHING, assert_exact, backbone_features, case, feature_error, one_hot, resnet_case
+from support.head_cases import (
+    NOTHING,
+    assert_exact,
+    backbone_features,
+    case,
+    feature_error,
+    one_hot,
+    resnet_case,
+)
 from unsum.knowledge import Knowledge
 from unsum.separate.exact import exact
 
@@ -83,12 +91,16 @@ def test_pruned_gradient_is_not_called_exact() -> None:
     def prune(gradient: Tensor) -> Tensor:
         return gradient * (gradient.abs() > gradient.abs().flatten().quantile(0.99))
 
-    pruned = dataclasses.replace(truth.head, grad_W=prune(truth.head.grad_W), grad_b=prune(truth.head.grad_b))
+    pruned = dataclasses.replace(
+        truth.head, grad_W=prune(truth.head.grad_W), grad_b=prune(truth.head.grad_b)
+    )
     assert not exact(pruned, NOTHING, seed=0).exact
     assert exact(truth.head, NOTHING, seed=0).exact
 
 
-@pytest.mark.parametrize("knowledge", [NOTHING, Knowledge(batch_size=3), Knowledge(labels=torch.tensor([1, 2]))])
+@pytest.mark.parametrize(
+    "knowledge", [NOTHING, Knowledge(batch_size=3), Knowledge(labels=torch.tensor([1, 2]))]
+)
 def test_zero_gradient(knowledge: Knowledge) -> None:
     truth = resnet_case([1, 2], 10)
     head = dataclasses.replace(truth.head, grad_W=torch.zeros(10, 512), grad_b=torch.zeros(10))

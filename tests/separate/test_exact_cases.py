@@ -1,4 +1,5 @@
-"""The exact solver beyond hard labels on fresh heads: soft targets, no bias, trained models, degenerate batches."""
+"""The exact solver beyond hard labels on fresh heads: soft targets, no bias, trained models,
+degenerate batches."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ from unsum.separate.exact import exact
 def mixed_up(B: int, classes: int, smoothing: float = 0.0) -> Tensor:
     generator = torch.Generator().manual_seed(B)
     share = torch.rand(B, 1, generator=generator, dtype=torch.float64) * 0.8 + 0.1
-    first, second = (one_hot(torch.randint(classes, (B,), generator=generator), classes) for _ in range(2))
+    first, second = (
+        one_hot(torch.randint(classes, (B,), generator=generator), classes) for _ in range(2)
+    )
     return (share * first + (1 - share) * second) * (1 - smoothing) + smoothing / classes
 
 
@@ -47,7 +50,9 @@ def synthetic(labels: list[int], classes: int, features: int = 512, seed: int = 
 @pytest.mark.parametrize("B", [1, 8])
 @pytest.mark.parametrize("bias", [True, False])
 def test_label_smoothing_of_unknown_strength(B: int, bias: bool) -> None:
-    truth = resnet_case([4] * (B - B // 2) + list(range(B // 2)), 100, smoothing=0.1, bias=bias, train=B > 1)
+    truth = resnet_case(
+        [4] * (B - B // 2) + list(range(B // 2)), 100, smoothing=0.1, bias=bias, train=B > 1
+    )
     leak = exact(truth.head, PLAIN, seed=0)
     assert_exact(leak, truth)
     assert float(leak.targets.min()) * 100 == pytest.approx(0.1, abs=1e-4)
@@ -55,7 +60,8 @@ def test_label_smoothing_of_unknown_strength(B: int, bias: bool) -> None:
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_strong_smoothing_without_bias(seed: int) -> None:
-    """A floor takes the same from every row; for seed 4 no start that leaves it out leads to the solution."""
+    """A floor takes the same from every row; for seed 4 no start that leaves it out leads to the
+    solution."""
     torch.manual_seed(seed)
     level, contrast = torch.rand(8, 1, 1), torch.rand(8, 48, 1) * torch.rand(8, 1, 1)
     x = (0.5 * level + contrast).expand(8, 48, 4).reshape(8, 192)
@@ -94,7 +100,9 @@ def test_sum_over_the_batch_and_scale_together(smoothing: float) -> None:
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 def test_error_follows_the_precision(dtype: torch.dtype, error: float) -> None:
     truth = resnet_case([5, 5, 5, 5, 1, 2, 3, 9], 100)
-    coarse = dataclasses.replace(truth.head, grad_W=truth.head.grad_W.to(dtype), grad_b=truth.head.grad_b.to(dtype))
+    coarse = dataclasses.replace(
+        truth.head, grad_W=truth.head.grad_W.to(dtype), grad_b=truth.head.grad_b.to(dtype)
+    )
     leak = exact(coarse, NOTHING, seed=0)
     assert sorted(leak.labels.tolist()) == [1, 2, 3, 5, 5, 5, 5, 9]
     assert feature_error(leak, truth) < error
@@ -111,7 +119,8 @@ def test_trained_models(B: int, confidence: float, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("B", "confidence"), [(2, 2.0), (8, 1.5), (8, 2.0), (24, 2.0)])
 def test_smoothed_labels_of_trained_models(B: int, confidence: float, seed: int) -> None:
-    """Nearly every row of ∇b is negative, and rows of confident samples are not: signs alone name no label."""
+    """Nearly every row of ∇b is negative, and rows of confident samples are not: signs alone name
+    no label."""
     truth = trained(B, seed, confidence, smoothing=0.1)
     leak = exact(truth.head, NOTHING, seed=0)
     assert_exact(leak, truth)
@@ -135,7 +144,8 @@ def test_large_batches(B: int, classes: int) -> None:
 def test_fewer_features_than_samples() -> None:
     truth = synthetic([5, 5, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], 100, features=8, seed=1)
     assert_exact(exact(truth.head, Knowledge(batch_size=12), seed=0), truth)
-    leak = exact(truth.head, NOTHING, seed=0)  # samples that resemble each other find no room to show in eight inputs
+    # samples that resemble each other find no room to show in eight inputs
+    leak = exact(truth.head, NOTHING, seed=0)
     assert feature_error(leak, truth) < 1e-4
     assert not leak.exact
 
@@ -158,13 +168,16 @@ def test_zero_initialized_head() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_rows_add_no_directions(seed: int) -> None:
-    """Behind a zero head all unlabeled rows are one and the same; projecting it out leaves rounding of rounding."""
+    """Behind a zero head all unlabeled rows are one and the same; projecting it out leaves rounding
+    of rounding."""
     torch.manual_seed(seed)
     linear = nn.Linear(768, 100)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     labels = [28, 35, 50, 95, 74, 73, 74, 40]
-    truth = case(nn.functional.layer_norm(torch.randn(8, 768), (768,)), linear, one_hot(labels, 100))
+    truth = case(
+        nn.functional.layer_norm(torch.randn(8, 768), (768,)), linear, one_hot(labels, 100)
+    )
     leak = exact(truth.head, NOTHING, seed=0)
     assert sorted(leak.labels.tolist()) == sorted(labels)
     assert not leak.exact  # 74 twice: only their mean can be known
@@ -181,7 +194,8 @@ def test_zero_initialized_head_with_known_batch_size() -> None:
 
 
 def test_zero_initialized_head_does_not_tell_mixed_labels_from_hard_ones() -> None:
-    """Its softmax answers everything alike: mixed samples with hard labels send the very gradient of these."""
+    """Its softmax answers everything alike: mixed samples with hard labels send the very gradient
+    of these."""
     linear = nn.Linear(64, 50)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -228,8 +242,11 @@ def peaked(classes: int, target: Tensor, seed: int = 0) -> Case:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [1.0, 0.505, 0.9])
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_one_sample_without_bias_and_a_peaked_softmax(share: float, smoothing: float, seed: int) -> None:
-    """The soft-label paper's own case. At 0.505 two samples of hard label, with proportional features, nearly fit, too."""
+def test_one_sample_without_bias_and_a_peaked_softmax(
+    share: float, smoothing: float, seed: int
+) -> None:
+    """The soft-label paper's own case. At 0.505 two samples of hard label, with proportional
+    features, nearly fit, too."""
     target = share * one_hot([3], 100) + (1 - share) * one_hot([8], 100)
     truth = peaked(100, target * (1 - smoothing) + smoothing / 100, seed)
     assert_exact(exact(truth.head, PLAIN, seed=0), truth, targets=1e-4)
@@ -237,7 +254,9 @@ def test_one_sample_without_bias_and_a_peaked_softmax(share: float, smoothing: f
 
 def test_two_samples_are_not_claimed_where_one_with_a_mixed_label_fits() -> None:
     truth = synthetic([2, 5], 60)
-    parallel = dataclasses.replace(truth, features=truth.features[:1] * torch.tensor([[1.0], [1.02]]))
+    parallel = dataclasses.replace(
+        truth, features=truth.features[:1] * torch.tensor([[1.0], [1.02]])
+    )
     torch.manual_seed(0)
     parallel = case(parallel.features, nn.Linear(512, 60), one_hot([2, 5], 60))
     assert not exact(parallel.head, NOTHING, seed=0).exact
@@ -246,14 +265,17 @@ def test_two_samples_are_not_claimed_where_one_with_a_mixed_label_fits() -> None
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_sample_without_a_trace_leaves_a_doubt(seed: int) -> None:
-    """Predicted with probability 1 it sends nothing, yet the mean over the batch counts it: the other's size is off."""
+    """Predicted with probability 1 it sends nothing, yet the mean over the batch counts it: the
+    other's size is off."""
     torch.manual_seed(seed)
     linear = nn.Linear(64, 30)
     features = torch.rand(2, 64)
     with torch.no_grad():
         gap = linear(features)[0].max() - linear(features)[0, 5]
         linear.weight[5] += (10 + gap) * features[0] / features[0].square().sum()
-        linear.weight[9] += 400 * (features[1] - features[1] @ features[0] / features[0].square().sum() * features[0])
+        linear.weight[9] += 400 * (
+            features[1] - features[1] @ features[0] / features[0].square().sum() * features[0]
+        )
     truth = case(features, linear, one_hot([5, 9], 30))
     leak = exact(truth.head, NOTHING, seed=0)
     assert not leak.exact
@@ -264,7 +286,9 @@ def test_targets_beyond_probabilities_are_no_solution() -> None:
     truth = synthetic([5, 1], 40)
     observation = observe(truth.head, None)
     at = Unknowns(
-        truth.features.double() @ observation.A.T, torch.zeros(()).double(), torch.tensor([0.5]).double().log()
+        truth.features.double() @ observation.A.T,
+        torch.zeros(()).double(),
+        torch.tensor([0.5]).double().log(),
     )
     found = reweighted(observation, replace(observation.equation(), Y=truth.targets), at)
     assert found.explains
@@ -284,7 +308,9 @@ def test_pruned_bias_entries_are_no_labels() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_coarse_gradients_predict_their_own_error(dtype: torch.dtype) -> None:
     truth = synthetic([5, 5, 1, 2, 9, 30], 100)
-    coarse = dataclasses.replace(truth.head, grad_W=truth.head.grad_W.to(dtype), grad_b=truth.head.grad_b.to(dtype))
+    coarse = dataclasses.replace(
+        truth.head, grad_W=truth.head.grad_W.to(dtype), grad_b=truth.head.grad_b.to(dtype)
+    )
     leak = exact(coarse, NOTHING, seed=0)
     assert 0.4 < feature_error(leak, truth) / leak.predicted_error < 2.5
 
@@ -301,8 +327,12 @@ def test_targets_that_do_not_quite_sum_to_one_are_no_noise() -> None:
 DAMAGE = {
     "pruned": lambda gradient: gradient * (gradient.abs() > gradient.abs().flatten().quantile(0.9)),
     "signs": torch.sign,
-    "noise only": lambda gradient: torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0)),
-    "one row": lambda gradient: gradient * (torch.arange(len(gradient)) == 0).view(-1, *[1] * (gradient.ndim - 1)),
+    "noise only": lambda gradient: torch.randn(
+        gradient.shape, generator=torch.Generator().manual_seed(0)
+    ),
+    "one row": lambda gradient: (
+        gradient * (torch.arange(len(gradient)) == 0).view(-1, *[1] * (gradient.ndim - 1))
+    ),
     "coarse": lambda gradient: (gradient * 50).round() / 50,
 }
 

@@ -23,9 +23,13 @@ LABELS = [7, 7, 7, 20, 41]
 def pictures(count: int, size: int, channels: int = 3) -> Tensor:
     """Smooth pictures that differ in content, brightness and contrast, as photos do."""
     generator = torch.Generator().manual_seed(count)
-    coarse = torch.randn(count, channels, 6, 6, generator=generator) * torch.rand(count, 1, 1, 1, generator=generator)
+    coarse = torch.randn(count, channels, 6, 6, generator=generator) * torch.rand(
+        count, 1, 1, 1, generator=generator
+    )
     coarse = coarse + torch.randn(count, channels, 1, 1, generator=generator)
-    return nn.functional.interpolate(coarse, size=size, mode="bicubic").mul(0.25).add(0.5).clamp(0, 1)
+    return (
+        nn.functional.interpolate(coarse, size=size, mode="bicubic").mul(0.25).add(0.5).clamp(0, 1)
+    )
 
 
 def lenet() -> nn.Sequential:
@@ -38,13 +42,18 @@ def lenet() -> nn.Sequential:
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, CLASSES)
+        nn.Flatten(),
+        nn.Linear(3072, 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, CLASSES),
     )
 
 
 NETWORKS = {
-    "resnet18": 64, "mobilenet_v2": 64, "densenet121": 64, "efficientnet_b0": 64, "convnext_tiny": 64,
-    "shufflenet_v2_x0_5": 64, "regnet_y_400mf": 64, "lenet": 32, "mlp": 32,
+    "resnet18": 64, "mobilenet_v2": 64, "densenet121": 64, "efficientnet_b0": 64,
+    "convnext_tiny": 64, "shufflenet_v2_x0_5": 64, "regnet_y_400mf": 64, "lenet": 32, "mlp": 32,
 }  # fmt: skip
 
 
@@ -52,11 +61,17 @@ def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name in ("lenet", "mlp"):
         return lenet() if name == "lenet" else mlp()
-    return torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **NO_DROPOUT.get(name, {}))
+    return torchvision.models.get_model(
+        name, weights=None, num_classes=CLASSES, **NO_DROPOUT.get(name, {})
+    )
 
 
-# Dropout at the head would be the client's secret: the features that reach the head are then another draw's.
-NO_DROPOUT = {"mobilenet_v2": {"dropout": 0.0}, "efficientnet_b0": {"dropout": 0.0, "stochastic_depth_prob": 0.0}}
+# Dropout at the head would be the client's secret: the features that reach the head are then
+# another draw's.
+NO_DROPOUT = {
+    "mobilenet_v2": {"dropout": 0.0},
+    "efficientnet_b0": {"dropout": 0.0, "stochastic_depth_prob": 0.0},
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -76,7 +91,9 @@ def test_labels_and_features_of_every_family(name: str, soft: bool) -> None:
     assert unsum.score(leak, targets=targets)["target_error"] < 1e-3
     if leak.exact:
         assert worst < 1e-3
-    else:  # a default-initialized MLP or LeNet hardly tells samples apart: then the certificate must say so
+    else:
+        # a default-initialized MLP or LeNet hardly tells samples apart: then the certificate must
+        # say so
         assert name in ("lenet", "mlp")
         assert leak.notes
         assert worst < 1e-2
@@ -85,11 +102,17 @@ def test_labels_and_features_of_every_family(name: str, soft: bool) -> None:
 
 @settings(max_examples=8)
 @given(order=st.permutations(range(6)), scale=st.floats(0.01, 100), shift=st.floats(-3, 3))
-def test_order_scale_and_a_common_bias_change_nothing(order: list[int], scale: float, shift: float) -> None:
-    """Permuting samples, scaling the gradient and adding a constant to all biases leave the answer as it was."""
+def test_order_scale_and_a_common_bias_change_nothing(
+    order: list[int], scale: float, shift: float
+) -> None:
+    """Permuting samples, scaling the gradient and adding a constant to all biases leave the answer
+    as it was."""
     torch.manual_seed(0)
     model = nn.Linear(96, 50)
-    features, labels = torch.randn(6, 96).relu() + torch.rand(96), torch.tensor([3, 3, 3, 8, 20, 41])
+    features, labels = (
+        torch.randn(6, 96).relu() + torch.rand(96),
+        torch.tensor([3, 3, 3, 8, 20, 41]),
+    )
     plain = unsum.separate(model, unsum.capture(model, features, labels))
     with torch.no_grad():
         model.bias += shift
@@ -98,7 +121,10 @@ def test_order_scale_and_a_common_bias_change_nothing(order: list[int], scale: f
     assert leak.scale == pytest.approx(scale, rel=1e-4)
     assert leak.exact
     assert (
-        unsum.score(leak, targets=labels, features=plain.features[_rows(plain, features)])["worst_feature_error"] < 1e-4
+        unsum.score(leak, targets=labels, features=plain.features[_rows(plain, features)])[
+            "worst_feature_error"
+        ]
+        < 1e-4
     )
 
 
@@ -109,7 +135,13 @@ def _rows(leak: unsum.Leak, features: Tensor) -> Tensor:
 def small_vit() -> torchvision.models.VisionTransformer:
     torch.manual_seed(0)
     return torchvision.models.VisionTransformer(
-        image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=CLASSES
+        image_size=32,
+        patch_size=8,
+        num_layers=2,
+        num_heads=4,
+        hidden_dim=64,
+        mlp_dim=128,
+        num_classes=CLASSES,
     )
 
 

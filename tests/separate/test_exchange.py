@@ -15,9 +15,11 @@ from unsum.separate.exact.regression import ClassLine
 
 
 def trained_case(seed: int, steps: int = 20) -> tuple[nn.Linear, Tensor, Tensor]:
-    """A head of 24 classes, trained on features that crowd around their class's center, and 14 samples.
+    """A head of 24 classes, trained on features that crowd around their class's center, and 14
+    samples.
 
-    Features may be negative: with zeros among them samples would be found one by one (`extraction_sparse`).
+    Features may be negative: with zeros among them samples would be found one by one
+    (`extraction_sparse`).
     """
     torch.manual_seed(seed)
     centers, labels = torch.randn(24, 128), torch.randint(24, (600,))
@@ -31,7 +33,9 @@ def trained_case(seed: int, steps: int = 20) -> tuple[nn.Linear, Tensor, Tensor]
     return head, features[:14], labels[:14]
 
 
-def test_labels_that_the_regression_miscounts_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_that_the_regression_miscounts_are_exchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     head, features, labels = trained_case(seed=1)
     update = unsum.capture(head, features, labels)
     leak = unsum.separate(head, update)
@@ -52,19 +56,24 @@ def observed(b: list[float], samples: int) -> Observation:
     zeros = torch.zeros(R, C, dtype=torch.float64)
     noise = Noise(torch.zeros(len(b), dtype=torch.float64), added=False, relative=0.0)
     b64 = torch.tensor(b, dtype=torch.float64)
-    return Observation(zeros.T, zeros, zeros, b64, None, noise, torch.ones_like(b64), 1.0, "mean", b64.abs(), 1e-7)
+    return Observation(
+        zeros.T, zeros, zeros, b64, None, noise, torch.ones_like(b64), 1.0, "mean", b64.abs(), 1e-7
+    )
 
 
 def class_line(labeled: list[bool], samples: int) -> ClassLine:
     R, C = samples, len(labeled)
     none, flat = torch.zeros(R, dtype=torch.float64), torch.zeros(R, R, dtype=torch.float64)
     shares = torch.zeros(C, dtype=torch.float64)
-    return ClassLine(torch.tensor(labeled), none, flat, 1.0, shares, torch.zeros(C, R, dtype=torch.float64))
+    return ClassLine(
+        torch.tensor(labeled), none, flat, 1.0, shares, torch.zeros(C, R, dtype=torch.float64)
+    )
 
 
 def test_signs_prove_so_many_samples_and_the_regression_gives_the_rest() -> None:
-    """Three samples of p = ¼ each, labels 0, 0 and 1: ∇b = (¾ − 2, ¾ − 1, ¾, ¾) / 3. No p is negative, so −3 ∇b = (1¼, ¼)
-    proves two samples of class 0 and one of class 1, though the assumed p̄ would rather have one of class 2."""
+    """Three samples of p = ¼ each, labels 0, 0 and 1: ∇b = (¾ − 2, ¾ − 1, ¾, ¾) / 3. No p is
+    negative, so −3 ∇b = (1¼, ¼) proves two samples of class 0 and one of class 1, though the
+    assumed p̄ would rather have one of class 2."""
     grad_b = torch.tensor([-1.25, -0.25, 0.75, 0.75], dtype=torch.float64) / 3
     misled = observed([-10.0, -10.0, 0.5, 0.0], 3)
     counts = first_counts(misled, class_line([True, True, True, False], 3), grad_b)
@@ -73,8 +82,9 @@ def test_signs_prove_so_many_samples_and_the_regression_gives_the_rest() -> None
 
 
 def test_what_signs_leave_open_goes_where_the_most_is_missing() -> None:
-    """Four samples of p = ¼, labels 0, 0, 1 and 2: −4 ∇b = (1, 0, 0) proves one of class 0 alone. Each class sends p̄ = 1 more
-    than its count leaves, so the masses are 2, 1, 1 and 0, and the three that are missing go to 0, 1 and 2."""
+    """Four samples of p = ¼, labels 0, 0, 1 and 2: −4 ∇b = (1, 0, 0) proves one of class 0 alone.
+    Each class sends p̄ = 1 more than its count leaves, so the masses are 2, 1, 1 and 0, and the
+    three that are missing go to 0, 1 and 2."""
     grad_b = torch.tensor([-1.0, 0.0, 0.0, 1.0], dtype=torch.float64) / 4
     counts = first_counts(observed([0.0] * 4, 4), class_line([True, True, True, False], 4), grad_b)
     assert counts is not None
@@ -83,7 +93,10 @@ def test_what_signs_leave_open_goes_where_the_most_is_missing() -> None:
 
 def test_more_samples_than_there_are_contradict_the_signs() -> None:
     grad_b = torch.tensor([-2.2, -0.9, 1.55, 1.55], dtype=torch.float64) / 3
-    assert first_counts(observed([0.0] * 4, 3), class_line([True, True, False, False], 3), grad_b) is None
+    assert (
+        first_counts(observed([0.0] * 4, 3), class_line([True, True, False, False], 3), grad_b)
+        is None
+    )
 
 
 def test_a_label_row_of_positive_bias_gradient_is_found() -> None:
@@ -97,7 +110,8 @@ def test_a_label_row_of_positive_bias_gradient_is_found() -> None:
 
 
 def test_a_scaled_gradient_gives_no_first_counts() -> None:
-    """Exchanges assume a mean over the batch; what contradicts that is left to the other starts and never claimed."""
+    """Exchanges assume a mean over the batch; what contradicts that is left to the other starts and
+    never claimed."""
     head, features, labels = trained_case(seed=1)
     update = unsum.capture(head, features, labels)
     larger = unsum.Update({name: 7 * value for name, value in update.gradients.items()})

@@ -1,4 +1,5 @@
-"""Crowded batches of a trained head, sample by sample: the zeros of pooled features supply the equations that are missing."""
+"""Crowded batches of a trained head, sample by sample: the zeros of pooled features supply the
+equations that are missing."""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ from unsum.separate.exact.extraction_sparse import extract_sparse
 C, H, B = 24, 256, 16
 
 
-def trained_case(seed: int, *, pooled: int = 3, steps: int = 30) -> tuple[nn.Linear, Tensor, Tensor]:
-    """A trained head of 24 classes and 16 samples, whose features are means over `pooled` places after a ReLU.
+def trained_case(
+    seed: int, *, pooled: int = 3, steps: int = 30
+) -> tuple[nn.Linear, Tensor, Tensor]:
+    """A trained head of 24 classes and 16 samples, whose features are means over `pooled` places
+    after a ReLU.
 
-    With three places one feature in eight is zero; `pooled` 0 stands for features that may be negative.
+    With three places one feature in eight is zero; `pooled` 0 stands for features that may be
+    negative.
     """
     torch.manual_seed(seed)
     centers, labels = torch.randn(C, H), torch.randint(C, (600,))
@@ -37,7 +42,9 @@ def trained_case(seed: int, *, pooled: int = 3, steps: int = 30) -> tuple[nn.Lin
 
 
 @pytest.mark.parametrize("seed", [0, *long(1, 2)])
-def test_two_thirds_as_many_samples_as_classes_come_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_thirds_as_many_samples_as_classes_come_back(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head, features, labels = trained_case(seed)
     without_starts(monkeypatch, "exchanged")
     leak = unsum.separate(head, unsum.capture(head, features, labels))
@@ -57,7 +64,9 @@ def test_nothing_else_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scaled_gradient_says_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     head, features, labels = trained_case(1)
     update = unsum.capture(head, features, labels)
-    scaled = replace(update, gradients={name: 7 * value for name, value in update.gradients.items()})
+    scaled = replace(
+        update, gradients={name: 7 * value for name, value in update.gradients.items()}
+    )
     without_starts(monkeypatch, "exchanged")
     leak = unsum.separate(head, scaled)
     assert leak.scale == pytest.approx(7, rel=1e-3)
@@ -71,7 +80,9 @@ def test_whatever_is_found_is_a_sample(seed: int) -> None:
     observation = observe(Head.of(head, unsum.capture(head, features, labels)), None)
     found = extract_sparse(observation, torch.Generator().manual_seed(0))
     assert found is not None
-    distance, nearest = (torch.cdist(found.T @ observation.A, features.double()) / features.norm(dim=1)).min(1)
+    distance, nearest = (
+        torch.cdist(found.T @ observation.A, features.double()) / features.norm(dim=1)
+    ).min(1)
     assert len(found.T) >= B // 2
     assert float(distance.max()) < 1e-3
     assert labels[nearest].tolist() == found.labels.tolist()
@@ -88,4 +99,9 @@ def test_it_is_not_tried_where_it_cannot_work() -> None:
     observation = observe(Head.of(head, unsum.capture(head, features, labels)), None)
     generator = torch.Generator().manual_seed(0)
     assert extract_sparse(replace(observation, grad_b=None), generator) is None
-    assert extract_sparse(replace(observation, noise=replace(observation.noise, relative=1e-4)), generator) is None
+    assert (
+        extract_sparse(
+            replace(observation, noise=replace(observation.noise, relative=1e-4)), generator
+        )
+        is None
+    )

@@ -25,17 +25,22 @@ def test_distinct_labels_give_labels_and_nearly_the_features(net: nn.Sequential)
     assert 1e-4 < figures["feature_error"] < 0.15  # an approximation: exact it is not
     assert leak.residual < 0.1
     assert not leak.exact
-    torch.testing.assert_close(leak.logits.float(), net[5](leak.features).detach(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        leak.logits.float(), net[5](leak.features).detach(), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_one_sample_follows_in_closed_form(net: nn.Sequential) -> None:
-    """B = 1: the others' share vanishes and the ratio of row and bias is the feature vector itself."""
+    """B = 1: the others' share vanishes and the ratio of row and bias is the feature vector
+    itself."""
     images = pictures(1)
     update = capture(net, images, torch.tensor([7]), train=False)
     leak = separate(net, update, "fgla")
     ratio = update.gradients["5.weight"][7] / update.gradients["5.bias"][7]
     torch.testing.assert_close(leak.features[0], ratio)
-    torch.testing.assert_close(leak.features, collect_features(net.eval(), images), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        leak.features, collect_features(net.eval(), images), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_duplicate_labels_come_back_as_one_mean_and_are_named(net: nn.Sequential) -> None:
@@ -81,10 +86,14 @@ def test_the_published_formula_value_by_value(net: nn.Sequential) -> None:
     leak = separate(net, update, "fgla", labels=targets)
     torch.testing.assert_close(leak.features.double(), expected, rtol=1e-5, atol=1e-7)
     summed = Update({name: 3 * g for name, g in update.gradients.items()}, reduction="sum")
-    torch.testing.assert_close(separate(net, summed, "fgla", labels=targets).features, leak.features)
+    torch.testing.assert_close(
+        separate(net, summed, "fgla", labels=targets).features, leak.features
+    )
 
 
-def test_pruned_bias_entries_and_columns_are_counted_and_come_back_as_zero(net: nn.Sequential) -> None:
+def test_pruned_bias_entries_and_columns_are_counted_and_come_back_as_zero(
+    net: nn.Sequential,
+) -> None:
     targets = torch.tensor([3, 9, 12])
     whole = capture(net, pictures(3), targets)
     grad_W, grad_b = whole.gradients["5.weight"].clone(), whole.gradients["5.bias"].clone()
@@ -102,7 +111,9 @@ def test_pruned_bias_entries_and_columns_are_counted_and_come_back_as_zero(net: 
 
 def test_hard_pruning_leaves_finite_numbers(net: nn.Sequential) -> None:
     targets = torch.tensor([3, 9, 12])
-    leak = separate(net, capture(net, pictures(3), targets, defenses=Prune(0.99)), "fgla", labels=targets)
+    leak = separate(
+        net, capture(net, pictures(3), targets, defenses=Prune(0.99)), "fgla", labels=targets
+    )
     assert bool(leak.features.isfinite().all())
     assert any("no bias gradient left" in note for note in leak.notes)
 

@@ -1,4 +1,5 @@
-"""Labels after many local steps: counts, intervals that hold them, and refusals where the client trains otherwise."""
+"""Labels after many local steps: counts, intervals that hold them, and refusals where the client
+trains otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def client(
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     momentum: float = 0.0,
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
-    """Model, change of weights and true counts of a client that shuffles its samples anew in every epoch."""
+    """Model, change of weights and true counts of a client that shuffles its samples anew in every
+    epoch."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, classes))
     shares = torch.distributions.Dirichlet(torch.full((classes,), 0.5)).sample()
@@ -76,13 +78,26 @@ def test_intervals_hold_the_true_counts_as_often_as_they_say_and_are_not_the_who
 
 def test_steps_that_count_unequally_scatter_as_a_loader_draws_them() -> None:
     training = LocalTraining(0.1, 6, 8, momentum=0.5, epochs=2)
-    shares, labels = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([0.0] * 5 + [1.0] * 15).double()
-    assert label_counts._chance(shares, LocalTraining(0.1, 6, 10, epochs=3), 20).tolist() == [0.0, 0.0]
+    shares, labels = (
+        torch.tensor([0.25, 0.75], dtype=torch.float64),
+        torch.tensor([0.0] * 5 + [1.0] * 15).double(),
+    )
+    assert label_counts._chance(shares, LocalTraining(0.1, 6, 10, epochs=3), 20).tolist() == [
+        0.0,
+        0.0,
+    ]
     generator, drawn = torch.Generator().manual_seed(0), []
     weights = reach(training) / reach(training).sum()
     for _ in range(3000):
-        steps = [part for _ in range(2) for part in torch.randperm(20, generator=generator).split(8)]
-        drawn.append(sum(float(w) * float(labels[part].mean()) for w, part in zip(weights, steps, strict=True)))
+        steps = [
+            part for _ in range(2) for part in torch.randperm(20, generator=generator).split(8)
+        ]
+        drawn.append(
+            sum(
+                float(w) * float(labels[part].mean())
+                for w, part in zip(weights, steps, strict=True)
+            )
+        )
     scatter = float(torch.tensor(drawn).var())
     assert float(label_counts._chance(shares, training, 20)[1]) == pytest.approx(scatter, rel=0.15)
 
@@ -95,7 +110,9 @@ def test_shares_are_the_nearest_that_are_possible() -> None:
     assert label_counts._possible(inside, low).tolist() == pytest.approx(inside.tolist())
 
 
-def test_a_long_way_widens_intervals_even_where_both_guesses_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_way_widens_intervals_even_where_both_guesses_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, delta, _ = client(2)
     agreed = Guess(torch.full((8,), 1 / 8, dtype=torch.float64), 3.0)
     monkeypatch.setattr(label_counts, "_guesses", lambda *_: (agreed, agreed))
@@ -106,7 +123,9 @@ def test_a_long_way_widens_intervals_even_where_both_guesses_agree(monkeypatch: 
     assert float((found.high - found.low).max()) >= float(least.max())
 
 
-def _evidence(model: nn.Module, delta: dict[str, Tensor]) -> tuple[Head, unsum.Update, LocalTraining]:
+def _evidence(
+    model: nn.Module, delta: dict[str, Tensor]
+) -> tuple[Head, unsum.Update, LocalTraining]:
     update = declared(delta, model)
     assert update.training is not None
     return Head.of(model, update), update, update.training
@@ -125,12 +144,15 @@ def test_small_steps_give_the_counts_themselves() -> None:
             optimizer.step()
     start = {name: p.detach() for name, p in model.named_parameters()}
     delta = {name: p.detach() - start[name] for name, p in local.named_parameters()}
-    update = unsum.Update.from_delta(delta, 1e-3).of_training(LocalTraining(1e-3, 40, 2, epochs=10), start)
+    update = unsum.Update.from_delta(delta, 1e-3).of_training(
+        LocalTraining(1e-3, 40, 2, epochs=10), start
+    )
     found = count_labels(model, update)
     assert found.counts.tolist() == torch.bincount(labels, minlength=20).tolist()
     assert float((found.high - found.low).max()) <= 1
     shares = count_labels(
-        model, unsum.Update.from_delta(delta, 1e-3).of_training(LocalTraining(1e-3, 40, epochs=10), start)
+        model,
+        unsum.Update.from_delta(delta, 1e-3).of_training(LocalTraining(1e-3, 40, epochs=10), start),
     )
     assert shares.samples is None
     assert float(shares.counts[3]) == pytest.approx(5 / 8, abs=0.02)
@@ -159,7 +181,9 @@ def test_what_is_missing_is_said_in_a_sentence() -> None:
     update = declared(delta, model)
     weights = {name: g for name, g in update.gradients.items() if name != "2.bias"}
     with pytest.raises(UnsumError, match="by the head's bias"):
-        count_labels(model, unsum.Update(weights, "delta", update.learning_rate, training=update.training))
+        count_labels(
+            model, unsum.Update(weights, "delta", update.learning_rate, training=update.training)
+        )
     with pytest.raises(UnsumError, match="learning rate and the number of steps are declared"):
         count_labels(model, unsum.Update.from_delta(delta, RATE))
     still = {name: torch.zeros_like(g) for name, g in delta.items()}
@@ -175,6 +199,7 @@ def test_the_attack_counts_labels_and_says_how_few_steps_would_be_read() -> None
     assert float((leak.label_counts.counts - true).abs().mean()) < 2
     said = " ".join(leak.notes)
     assert "Of 64 samples by class" in said
-    # Two dense layers of 32 units follow 6 visits here (8 classes, less two), fewer than one step of 8.
+    # Two dense layers of 32 units follow 6 visits here (8 classes, less two), fewer than one step
+    # of 8.
     assert "this model's layers follow at most 6 in all, and one step has 8" in said
     assert leak.label_counts.to_dict()["counts"] == leak.label_counts.counts.tolist()

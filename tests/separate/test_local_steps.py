@@ -1,4 +1,5 @@
-"""Several local steps: samples found step by step, whatever the learning rate, momentum, weight decay and epochs."""
+"""Several local steps: samples found step by step, whatever the learning rate, momentum, weight
+decay and epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from unsum.separate.local_steps.counting import size_of_step
 from unsum.separate.local_steps.movement import Schedule, observe_movement
 
 
-def separated(client: Client, update: Update, features: Tensor, **known) -> tuple[unsum.Leak, float]:
+def separated(
+    client: Client, update: Update, features: Tensor, **known
+) -> tuple[unsum.Leak, float]:
     leak = unsum.separate(client.model, update, "local-steps", **known)
     assert sorted(leak.labels.tolist()) == sorted(client.labels.tolist())
     return leak, unsum.score(leak, features=features, targets=client.labels)["worst_feature_error"]
@@ -35,14 +38,19 @@ def separated(client: Client, update: Update, features: Tensor, **known) -> tupl
     ],
     ids=["two", "decay", "four", "momentum"],
 )
-def test_new_samples_in_every_step_come_back_exactly_with_an_honest_prediction(training: LocalTraining) -> None:
+def test_new_samples_in_every_step_come_back_exactly_with_an_honest_prediction(
+    training: LocalTraining,
+) -> None:
     client = Client()
     update, features = client.sends(training, 8 // training.steps, training.learning_rate)
-    leak, error = separated(client, update, features, batch_size=8)  # the weights' own rounding would hide siblings
+    # the weights' own rounding would hide siblings
+    leak, error = separated(client, update, features, batch_size=8)
     assert leak.exact
     assert error < 1e-4
     assert error < 2 * leak.predicted_error < 1e-3
-    plain = unsum.score(unsum.separate(client.model, update), features=features, targets=client.labels)
+    plain = unsum.score(
+        unsum.separate(client.model, update), features=features, targets=client.labels
+    )
     assert plain["worst_feature_error"] > 100 * error
 
 
@@ -77,13 +85,14 @@ def test_a_head_without_bias_moves_as_well() -> None:
     assert separated(client, update, features)[1] < 1e-3
 
 
-def test_steps_so_small_that_siblings_would_hide_are_vouched_for_only_where_the_number_is_known() -> None:
+def test_steps_that_may_hide_siblings_are_vouched_for_only_where_the_number_is_known() -> None:
     client = Client()
     update, features = client.sends(LocalTraining(0.01, 2), 4, 0.01)
     leak, error = separated(client, update, features)
     assert error < 1e-3
     assert math.isnan(leak.predicted_error)
-    assert not leak.exact  # two of one label, 1 % from their mean, leave less in the weights than float32 rounds off
+    # two of one label, 1 % from their mean, leave less in the weights than float32 rounds off
+    assert not leak.exact
     assert any("would look like one" in note for note in leak.notes)
     assert separated(client, update, features, batch_size=8)[0].exact
 
@@ -128,7 +137,9 @@ def test_more_directions_than_samples_were_told_are_not_vouched_for() -> None:
 
 
 @pytest.mark.long
-def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_vouched_for() -> None:
+def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_vouched_for() -> (
+    None
+):
     client = Client()
     update, features = client.sends(LocalTraining(0.05, 2), 4, 0.05)
     assert unsum.separate(client.model, update, "local-steps", batch_size=8).exact
@@ -144,7 +155,9 @@ def test_accumulated_gradients_are_one_step_whatever_the_counters_say(rate: floa
     client = Client()
     update, features = client.sends(LocalTraining(rate, 1), 8, rate)
     counted = LocalTraining(rate, 4)  # BatchNorm saw four micro-batches
-    update = Update.from_delta({n: -rate * g for n, g in update.gradients.items()}, 4 * rate, training=counted)
+    update = Update.from_delta(
+        {n: -rate * g for n, g in update.gradients.items()}, 4 * rate, training=counted
+    )
     leak, error = separated(client, update, features)
     assert leak.exact
     assert error < 1e-4
@@ -167,7 +180,10 @@ def test_the_automatic_choice_follows_the_steps_and_the_knowledge_says_so() -> N
     leak = unsum.attack(client.model, update, batch_size=8)
     assert leak.method == "local-steps"
     assert leak.exact
-    assert "How the client trains: 2 local steps of SGD at a learning rate of 0.05." in leak.knowledge.granted()
+    assert (
+        "How the client trains: 2 local steps of SGD at a learning rate of 0.05."
+        in leak.knowledge.granted()
+    )
 
 
 def test_labels_that_are_known_are_the_only_ones_considered() -> None:
@@ -194,9 +210,16 @@ def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
     with pytest.raises(UnsumError, match="needs to know how the client trains"):
         unsum.separate(client.model, Update(update.gradients, "delta", 0.1), "local-steps")
     with pytest.raises(UnsumError, match="needs a change of weights"):
-        unsum.separate(client.model, Update(update.gradients, training=LocalTraining(0.05, 2)), "local-steps")
+        unsum.separate(
+            client.model, Update(update.gradients, training=LocalTraining(0.05, 2)), "local-steps"
+        )
     with pytest.raises(UnsumError, match="8 samples cannot fill 9 steps"):
-        unsum.separate(client.model, replace(update, training=LocalTraining(0.05, 9)), "local-steps", batch_size=8)
+        unsum.separate(
+            client.model,
+            replace(update, training=LocalTraining(0.05, 9)),
+            "local-steps",
+            batch_size=8,
+        )
     with pytest.raises(UnsumError, match="below 1"):
         LocalTraining(0.1, momentum=1.0)
     with pytest.raises(UnsumError, match="at least 1"):
@@ -209,7 +232,9 @@ def test_the_training_travels_with_the_file(tmp_path) -> None:
     client = Client()
     update, _ = client.sends(LocalTraining(0.05, 2, momentum=0.5), 4, 0.05)
     update.save(tmp_path / "client.safetensors")
-    assert Update.load(tmp_path / "client.safetensors").training == LocalTraining(0.05, 2, momentum=0.5)
+    assert Update.load(tmp_path / "client.safetensors").training == LocalTraining(
+        0.05, 2, momentum=0.5
+    )
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.1)])

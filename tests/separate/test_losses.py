@@ -1,4 +1,5 @@
-"""Losses other than cross-entropy: every sample exact where the gradient determines it, and no claim where it does not."""
+"""Losses other than cross-entropy: every sample exact where the gradient determines it, and no
+claim where it does not."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ import unsum
 from unsum.equation.equation import Equation, Linearized, Unknowns
 from unsum.errors import UnsumError
 from unsum.leak import Leak
-from unsum.losses import BinaryCrossEntropy, Focal, Loss, SquaredError, WeightedCrossEntropy, declared
+from unsum.losses import (
+    BinaryCrossEntropy,
+    Focal,
+    Loss,
+    SquaredError,
+    WeightedCrossEntropy,
+    declared,
+)
 from unsum.separate.exact.regression import ClassLine
 from unsum.separate.losses import softmax as softmax_starts
 
@@ -37,7 +45,9 @@ LOSSES: dict[str, tuple[Loss, Value]] = {
     ),
     "smoothed": (
         WeightedCrossEntropy(WEIGHT, 0.1),
-        lambda logits, Y: nn.functional.cross_entropy(logits, Y.argmax(1), WEIGHT.to(logits), label_smoothing=0.1),
+        lambda logits, Y: nn.functional.cross_entropy(
+            logits, Y.argmax(1), WEIGHT.to(logits), label_smoothing=0.1
+        ),
     ),
 }
 
@@ -53,10 +63,16 @@ def rows(name: str, B: int, *, equal: int = 1) -> Tensor:
     return Y
 
 
-def client(name: str, B: int, *, bias: bool = True, equal: int = 1, scale: float = 1.0, seed: int = 0):
+def client(
+    name: str, B: int, *, bias: bool = True, equal: int = 1, scale: float = 1.0, seed: int = 0
+):
     """A head, the update that the client sends, its features and its targets."""
     torch.manual_seed(seed)
-    model, features, Y = nn.Linear(H, C, bias=bias), torch.randn(B, H).relu(), rows(name, B, equal=equal)
+    model, features, Y = (
+        nn.Linear(H, C, bias=bias),
+        torch.randn(B, H).relu(),
+        rows(name, B, equal=equal),
+    )
     gradients = torch.autograd.grad(LOSSES[name][1](model(features), Y), list(model.parameters()))
     named = zip(dict(model.named_parameters()), gradients, strict=True)
     return model, unsum.Update({key: scale * g for key, g in named}), features, Y
@@ -65,7 +81,9 @@ def client(name: str, B: int, *, bias: bool = True, equal: int = 1, scale: float
 def assert_exact(leak: Leak, features: Tensor, Y: Tensor) -> None:
     assert leak.exact, leak.notes
     assert leak.batch_size == len(features)
-    distances = torch.cdist(features.double(), leak.features.double()) / features.norm(dim=1)[:, None]
+    distances = (
+        torch.cdist(features.double(), leak.features.double()) / features.norm(dim=1)[:, None]
+    )
     true, found = linear_sum_assignment(distances)
     assert float(distances[true, found].max()) < 1e-4
     assert torch.equal(leak.targets[torch.as_tensor(found)].float(), Y)
@@ -75,7 +93,10 @@ def assert_exact(leak: Leak, features: Tensor, Y: Tensor) -> None:
 def test_the_declared_gradient_is_the_one_that_autograd_takes(name: str) -> None:
     torch.manual_seed(1)
     loss, value = LOSSES[name]
-    Y, logits = rows(name, 4).double(), (2 * torch.randn(4, C, dtype=torch.float64)).requires_grad_()
+    Y, logits = (
+        rows(name, 4).double(),
+        (2 * torch.randn(4, C, dtype=torch.float64)).requires_grad_(),
+    )
     (expected,) = torch.autograd.grad(value(logits, Y), logits)
     found = loss.gradient(logits.detach(), Y) / loss.divisor(Y)
     assert torch.allclose(found, expected, atol=1e-12)
@@ -144,7 +165,8 @@ def test_the_squared_error_determines_two_of_equal_label() -> None:
     distances = torch.cdist(features, leak.features) / features.norm(dim=1)[:, None]
     assert float(distances.amin(1).max()) < 1e-4
     assert torch.equal(leak.labels.sort().values, Y.argmax(1).sort().values)
-    assert not leak.exact  # with other weights of the two, other features have the same sum and second moment
+    # with other weights of the two, other features have the same sum and second moment
+    assert not leak.exact
     assert any("weigh the same" in note for note in leak.notes)
 
 
@@ -215,7 +237,8 @@ def test_names_of_losses_are_checked() -> None:
 
 
 def test_no_label_is_counted_a_negative_number_of_times() -> None:
-    """Forged or noisy masses are negative, and far more samples than there are: each guess is still of B whole labels."""
+    """Forged or noisy masses are negative, and far more samples than there are: each guess is still
+    of B whole labels."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         mass = torch.randn(7, generator=generator, dtype=torch.float64) * 10 ** float(

@@ -48,7 +48,9 @@ def test_a_doubt_stands_beside_the_note_about_weight_decay() -> None:
     model, x = nn.Linear(48, 30), torch.randn(4, 48).relu()
     clean = unsum.capture(model, x, torch.tensor([3, 9, 14, 27]))
     weights = dict(model.named_parameters())
-    sent = unsum.Update({name: g + 0.01 * weights[name].detach() for name, g in clean.gradients.items()})
+    sent = unsum.Update(
+        {name: g + 0.01 * weights[name].detach() for name, g in clean.gradients.items()}
+    )
     plain, leak = (unsum.separate(model, update, "exact", batch_size=5) for update in (clean, sent))
     doubt = "The batch was said to hold 5 samples, but 4 were found."
     assert doubt in plain.notes
@@ -64,9 +66,9 @@ def case() -> StepsAnswer:
     update = unsum.capture_local(
         model, x, torch.tensor([3, 9, 14, 27]), learning_rate=0.1, batch_size=2, training_known=True
     )
-    found: StepsAnswer = laid_before(steps_method, lambda: unsum.separate(model, update, "local-steps", batch_size=4))[
-        "case"
-    ]
+    found: StepsAnswer = laid_before(
+        steps_method, lambda: unsum.separate(model, update, "local-steps", batch_size=4)
+    )["case"]
     return found
 
 
@@ -83,7 +85,9 @@ def test_the_answer_about_steps_is_claimed_as_it_is(case: StepsAnswer) -> None:
         ({"excess": 1}, "1 more samples may be in the gradient"),
     ],
 )
-def test_steps_that_are_nearly_certain(case: StepsAnswer, changes: dict[str, Any], sentence: str) -> None:
+def test_steps_that_are_nearly_certain(
+    case: StepsAnswer, changes: dict[str, Any], sentence: str
+) -> None:
     claim = steps.judge(replace(case, **changes))
     assert not claim.exact
     assert any(sentence in note for note in claim.notes), claim.notes
@@ -130,16 +134,27 @@ def test_the_text_is_claimed_as_it_is(played: dict[str, Any]) -> None:
             NO_SECOND,
         ),  # nothing is left that could confirm it
         (lambda _: {"open_labels": 1}, "1 positions have a label that was not found."),
-        (lambda _: {"told": torch.tensor([True, False])}, "Some token of sequence 1 would send hardly more"),
-        (lambda _: {"besides": ["Something else fits."]}, "Something else fits."),
-        (lambda given: {"knowledge": replace(given["knowledge"], batch_size=9)}, "8 samples were found, 9 granted."),
         (
-            lambda given: {"update": replace(given["update"], reduction="sum"), "played": scaled(given["played"], 16)},
+            lambda _: {"told": torch.tensor([True, False])},
+            "Some token of sequence 1 would send hardly more",
+        ),
+        (lambda _: {"besides": ["Something else fits."]}, "Something else fits."),
+        (
+            lambda given: {"knowledge": replace(given["knowledge"], batch_size=9)},
+            "8 samples were found, 9 granted.",
+        ),
+        (
+            lambda given: {
+                "update": replace(given["update"], reduction="sum"),
+                "played": scaled(given["played"], 16),
+            },
             "A sum 2 times too large",
         ),
     ],
 )
-def test_a_text_that_is_nearly_certain(played: dict[str, Any], changes: Callable[..., Any], sentence: str) -> None:
+def test_a_text_that_is_nearly_certain(
+    played: dict[str, Any], changes: Callable[..., Any], sentence: str
+) -> None:
     claim = text.judge(**played | changes(played))
     assert not claim.exact
     assert any(sentence in note for note in claim.notes), claim.notes
@@ -149,7 +164,9 @@ def scaled(played: Any, scale: float) -> Any:
     return replace(played, scale=scale)
 
 
-def test_a_position_that_sends_less_than_the_head_shows_has_no_error(played: dict[str, Any]) -> None:
+def test_a_position_that_sends_less_than_the_head_shows_has_no_error(
+    played: dict[str, Any],
+) -> None:
     answer = played["played"]
     for share, seen in ((0.99, True), (1.01, False)):
         level = share * float(answer.positions.min())

@@ -1,4 +1,5 @@
-"""Features under noise: the posterior mean against closed forms, and a sweep from next to no noise to nothing else."""
+"""Features under noise: the posterior mean against closed forms, and a sweep from next to no noise
+to nothing else."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ SWEEP = (1e-5, 1e-3, 1e-1, 1.0, 10.0)  # times the root mean square of a feature
 
 
 def gaussian(mean: float, deviation: float, rows: int, columns: int, seed: int) -> Tensor:
-    return mean + deviation * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).double()
+    return (
+        mean
+        + deviation
+        * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).double()
+    )
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
 def test_gaussian_features_have_the_linear_posterior(noise: float) -> None:
-    """f ~ N(1, 0.5²), x = f + N(0, noise²): E f = 1 + (x − 1) 0.5²/(0.5² + noise²), and its variance is 0.5² noise²/(…)."""
+    """f ~ N(1, 0.5²), x = f + N(0, noise²): E f = 1 + (x − 1) 0.5²/(0.5² + noise²), and its
+    variance is 0.5² noise²/(…)."""
     views = gaussian(1.0, 0.5, 40, 2000, 0)
     prior = FeaturePrior(views, torch.ones(2000, dtype=torch.float64), 40, non_negative=False)
     features = gaussian(1.0, 0.5, 2, 2000, 1)
@@ -38,11 +44,15 @@ def test_gaussian_features_have_the_linear_posterior(noise: float) -> None:
 
 def test_the_posterior_goes_from_the_estimates_to_the_prior() -> None:
     views = gaussian(0.0, 1.0, 30, 3000, 0).clamp_min(0)
-    prior = FeaturePrior(views, torch.full((3000,), 0.4, dtype=torch.float64), 30, non_negative=True)
+    prior = FeaturePrior(
+        views, torch.full((3000,), 0.4, dtype=torch.float64), 30, non_negative=True
+    )
     features = gaussian(0.0, 1.0, 3, 3000, 1).clamp_min(0)
     for noise, limit in ((1e-4, 1e-3), (30.0, 0.05)):
         x = features + gaussian(0.0, noise, 3, 3000, 2)
-        posterior = denoise(x, torch.full((3,), noise, dtype=torch.float64), signed=False, prior=prior)
+        posterior = denoise(
+            x, torch.full((3,), noise, dtype=torch.float64), signed=False, prior=prior
+        )
         target = features if noise < 1 else prior.mean.expand(3, -1)
         assert float((posterior.mean - target).square().mean().sqrt()) < limit
 
@@ -57,14 +67,15 @@ def test_the_size_of_features_is_least_squares_with_a_prior() -> None:
     mean = torch.tensor([3.0, 4.0], dtype=torch.float64)
     prior = FeaturePrior(mean.expand(2, -1), mean, 2, non_negative=True)
     x = 2 * mean[None]
-    assert size_of(x, torch.tensor([5.0]).double(), prior) == pytest.approx(1.5)  # as precise as 1 ± 1: half-way
+    # as precise as 1 ± 1: half-way
+    assert size_of(x, torch.tensor([5.0]).double(), prior) == pytest.approx(1.5)
     assert size_of(x, torch.tensor([1e-6]).double(), prior) == pytest.approx(2)
 
 
 def convolutional() -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(256, 30),
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1),
+        nn.ReLU(), nn.Flatten(), nn.Linear(256, 30),
     )  # fmt: skip
 
 
@@ -81,7 +92,9 @@ def dense() -> nn.Sequential:
 
 
 def normalized() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(768, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 30))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 30)
+    )
 
 
 def pictures(count: int, seed: int) -> Tensor:
@@ -91,9 +104,13 @@ def pictures(count: int, seed: int) -> Tensor:
     return nn.functional.interpolate(coarse, size=16, mode="bilinear")
 
 
-def read(model: nn.Module, images: Tensor, labels: Tensor, sigma: float, draw: int, **known: object) -> unsum.Leak:
+def read(
+    model: nn.Module, images: Tensor, labels: Tensor, sigma: float, draw: int, **known: object
+) -> unsum.Leak:
     torch.manual_seed(draw)
-    return unsum.separate(model, unsum.Noise(sigma)(unsum.capture(model, images, labels)), "adaptive", **known)
+    return unsum.separate(
+        model, unsum.Noise(sigma)(unsum.capture(model, images, labels)), "adaptive", **known
+    )
 
 
 def leakage(found: Tensor, features: Tensor, guess: Tensor) -> float:

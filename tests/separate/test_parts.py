@@ -16,7 +16,8 @@ from unsum.separate.exact.search import Search
 
 
 def with_a_sure_sample(gap: float) -> Case:
-    """24 samples of a trained head, of which the first one's label is ahead of all others by so much."""
+    """24 samples of a trained head, of which the first one's label is ahead of all others by so
+    much."""
     truth = trained(24, 2, 2.0)
     linear = nn.Linear(256, 200)
     linear.load_state_dict({"weight": truth.head.W, "bias": truth.head.b})
@@ -29,8 +30,11 @@ def with_a_sure_sample(gap: float) -> Case:
         features[0] = torch.relu(features[0] + 0.1 * truth.head.W[label])
 
 
-def solved_together(truth: Case, given: slice, first_times: float = 1.0) -> tuple[float, bool, list[str]]:
-    """Samples known to some 2 %, solved for together: the worst error, whether they explain the gradient, and the doubts.
+def solved_together(
+    truth: Case, given: slice, first_times: float = 1.0
+) -> tuple[float, bool, list[str]]:
+    """Samples known to some 2 %, solved for together: the worst error, whether they explain the
+    gradient, and the doubts.
 
     The error is that of the samples but the first, the sure one.
     """
@@ -69,8 +73,11 @@ def test_samples_are_left_as_they_were_found_where_a_missing_one_is_not_faint() 
 
 
 def test_a_sample_that_ran_away_is_left_out() -> None:
-    """Far out in its label's direction p = e_y, to the last digit: it explains nothing and would pass for exact there."""
-    error, explains, doubts = solved_together(with_a_sure_sample(18.0), slice(None), first_times=100.0)
+    """Far out in its label's direction p = e_y, to the last digit: it explains nothing and would
+    pass for exact there."""
+    error, explains, doubts = solved_together(
+        with_a_sure_sample(18.0), slice(None), first_times=100.0
+    )
     assert error < 1e-3
     assert explains
     assert doubts[0].startswith("23 samples are given")

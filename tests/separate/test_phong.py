@@ -17,7 +17,10 @@ def test_one_sample_is_exact_to_float_precision(rows: str, classes: int) -> None
     torch.testing.assert_close(leak.features, collect_features(net, images), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(leak.logits.float(), net(images).detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
-        leak.targets.float(), nn.functional.one_hot(torch.tensor([1]), classes).float(), atol=1e-6, rtol=0
+        leak.targets.float(),
+        nn.functional.one_hot(torch.tensor([1]), classes).float(),
+        atol=1e-6,
+        rtol=0,
     )
     assert leak.residual < 1e-6
     assert not any("not explained" in note for note in leak.notes)
@@ -34,7 +37,10 @@ def test_the_published_row_is_the_largest_and_all_rows_are_the_least_squares() -
     net = small_net()
     update = Noise(1e-3)(capture(net, pictures(1), torch.tensor([7]), train=False))
     grad_W, grad_b = update.gradients["5.weight"].double(), update.gradients["5.bias"].double()
-    one, every = (separate(net, update, "phong", rows=rows).features[0].double() for rows in ("largest", "all"))
+    one, every = (
+        separate(net, update, "phong", rows=rows).features[0].double()
+        for rows in ("largest", "all")
+    )
     torch.testing.assert_close(one, grad_W[7] / grad_b[7], rtol=1e-5, atol=1e-6)
     expected = torch.linalg.lstsq(grad_b[:, None], grad_W).solution[0]
     torch.testing.assert_close(every, expected, rtol=1e-5, atol=1e-6)

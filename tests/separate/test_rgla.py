@@ -27,7 +27,9 @@ def linear_case(labels: Tensor, classes: int = 30) -> tuple[nn.Linear, Tensor, U
     return model, features, capture(model, features, labels)
 
 
-def objective_for(labels: Tensor, classes: int = 30, objectives: tuple[str, ...] = EVERYTHING) -> LogitObjective:
+def objective_for(
+    labels: Tensor, classes: int = 30, objectives: tuple[str, ...] = EVERYTHING
+) -> LogitObjective:
     model, _features, update = linear_case(labels, classes)
     return LogitObjective.of(Head.of(model, update), labels, objectives, torch.float64)
 
@@ -47,9 +49,13 @@ def test_the_gradient_identity_holds_at_the_true_logits() -> None:
     model, labels = nn.Linear(64, 10).double(), torch.tensor([3, 3, 8, 1])
     features = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     logits = model(features)
-    grad_W, grad_b = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), [model.weight, model.bias])
+    grad_W, grad_b = torch.autograd.grad(
+        nn.functional.cross_entropy(logits, labels), [model.weight, model.bias]
+    )
     D = (logits.softmax(1) - nn.functional.one_hot(labels, 10)) / 4
-    torch.testing.assert_close(grad_W @ model.weight.T, D.T @ (logits - model.bias), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        grad_W @ model.weight.T, D.T @ (logits - model.bias), rtol=1e-12, atol=1e-14
+    )
     torch.testing.assert_close(grad_b, D.sum(0), rtol=1e-12, atol=1e-14)
 
 
@@ -58,38 +64,60 @@ def test_the_estimated_loss_is_the_loss_at_initialization() -> None:
     for labels, tolerance in [(torch.tensor([4]), 1e-4), (torch.tensor([4, 4, 9, 20]), 0.05)]:
         model, features, update = linear_case(labels)
         true = float(nn.functional.cross_entropy(model(features), labels).detach())
-        assert math.isclose(float(estimated_loss(update.gradients["bias"], labels)), true, rel_tol=tolerance)
+        assert math.isclose(
+            float(estimated_loss(update.gradients["bias"], labels)), true, rel_tol=tolerance
+        )
 
 
 def test_the_estimated_loss_is_exact_for_uniform_probabilities() -> None:
     """Zero weights and bias: p = 1/C for every sample, whatever the labels, so l̂ = ln C."""
     labels = torch.tensor([1, 1, 1, 4, 6])
-    grad_b = torch.full((7,), 1 / 7, dtype=torch.float64) - torch.bincount(labels, minlength=7).double() / 5
+    grad_b = (
+        torch.full((7,), 1 / 7, dtype=torch.float64)
+        - torch.bincount(labels, minlength=7).double() / 5
+    )
     assert math.isclose(float(estimated_loss(grad_b, labels)), math.log(7), rel_tol=1e-12)
 
 
 def test_the_estimated_loss_leaves_out_what_noise_made_impossible() -> None:
     labels = torch.tensor([0, 1])
-    assert math.isclose(float(estimated_loss(torch.tensor([-0.6, -0.25, 0.85]), labels)), math.log(4), rel_tol=1e-6)
-    assert math.isclose(float(estimated_loss(torch.tensor([-0.6, -0.7, 1.3]), labels)), math.log(3), rel_tol=1e-6)
+    assert math.isclose(
+        float(estimated_loss(torch.tensor([-0.6, -0.25, 0.85]), labels)), math.log(4), rel_tol=1e-6
+    )
+    assert math.isclose(
+        float(estimated_loss(torch.tensor([-0.6, -0.7, 1.3]), labels)), math.log(3), rel_tol=1e-6
+    )
 
 
 @pytest.mark.parametrize("classes", [12, 60])  # 12: all of M; 60: its low-rank form
 @pytest.mark.parametrize("objectives", [("w",), ("b",), ("loss",), ("w", "loss"), EVERYTHING])
-def test_losses_and_gradient_are_those_of_the_paper(objectives: tuple[str, ...], classes: int) -> None:
+def test_losses_and_gradient_are_those_of_the_paper(
+    objectives: tuple[str, ...], classes: int
+) -> None:
     labels = torch.tensor([2, 5, 5, 11])
     model, _features, update = linear_case(labels, classes)
     objective = objective_for(labels, classes, objectives)
     assert (objective.Q is None) == (classes == 12)
     M = update.gradients["weight"].double() @ model.weight.detach().double().T
-    logits = torch.randn(4, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    logits = torch.randn(
+        4, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     terms = published(objective, M, logits, labels)
-    torch.testing.assert_close(objective.losses(logits.detach()), torch.stack(terms).detach(), rtol=1e-5, atol=0)
-    total = sum(WEIGHTS[name] * term for name, term in zip(EVERYTHING, terms, strict=True) if name in objectives)
+    torch.testing.assert_close(
+        objective.losses(logits.detach()), torch.stack(terms).detach(), rtol=1e-5, atol=0
+    )
+    total = sum(
+        WEIGHTS[name] * term
+        for name, term in zip(EVERYTHING, terms, strict=True)
+        if name in objectives
+    )
     assert isinstance(total, Tensor)
     (expected,) = torch.autograd.grad(total, logits)
     torch.testing.assert_close(
-        objective.gradient(logits.detach()), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max())
+        objective.gradient(logits.detach()),
+        expected,
+        rtol=1e-5,
+        atol=1e-6 * float(expected.abs().max()),
     )
 
 
@@ -98,7 +126,9 @@ def test_a_constant_D_is_left_out_of_the_gradient_and_takes_L_b_with_it(classes:
     labels = torch.tensor([2, 5, 5, 11])
     objective = dataclasses.replace(objective_for(labels, classes), constant_D=True)
     M = objective.K if objective.Q is None else objective.Q @ objective.K
-    logits = torch.randn(4, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    logits = torch.randn(
+        4, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     D = ((logits.softmax(1) - objective.Y) / 4).detach()
     loss_w = (M - D.T @ (logits - objective.b)).square().sum()
     loss_loss = (nn.functional.cross_entropy(logits, labels) - objective.loss).square()
@@ -122,7 +152,9 @@ def test_the_curvature_is_the_jacobian_squared() -> None:
     J = J.flatten(1)
     direction = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     expected = (J.T @ (J @ direction.flatten())).view(3, 12)
-    torch.testing.assert_close(objective.curvature(logits)(direction), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        objective.curvature(logits)(direction), expected, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("start", ["randn", "rand"])
@@ -134,16 +166,28 @@ def test_a_random_start_is_the_seed_s_own(start: str) -> None:
     for seed in (0, 7):
         found = starting_logits(start, None, head, Knowledge(labels=labels), like, seed)
         assert torch.equal(found, draw(3, 30, generator=torch.Generator().manual_seed(seed)))
-    one, other = (separate(model, update, "rgla", labels=labels, steps=1, start=start, seed=seed) for seed in (0, 7))
+    one, other = (
+        separate(model, update, "rgla", labels=labels, steps=1, start=start, seed=seed)
+        for seed in (0, 7)
+    )
     assert not torch.equal(one.logits, other.logits)
-    assert torch.equal(one.logits, separate(model, update, "rgla", labels=labels, steps=1, start=start).logits)
+    assert torch.equal(
+        one.logits, separate(model, update, "rgla", labels=labels, steps=1, start=start).logits
+    )
 
 
 def test_a_noisy_gradient_is_not_forced_into_a_low_rank() -> None:
     model, _features, update = linear_case(torch.tensor([2, 5, 11]), 60)
     noisy = Noise(0.01)(update)
-    assert LogitObjective.of(Head.of(model, update), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32).Q is not None
-    full = LogitObjective.of(Head.of(model, noisy), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32)
+    assert (
+        LogitObjective.of(
+            Head.of(model, update), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32
+        ).Q
+        is not None
+    )
+    full = LogitObjective.of(
+        Head.of(model, noisy), torch.tensor([2, 5, 11]), EVERYTHING, torch.float32
+    )
     assert full.Q is None
     torch.testing.assert_close(full.K, noisy.gradients["weight"] @ model.weight.detach().T)
 
@@ -153,21 +197,33 @@ def test_steps_are_those_of_the_reference(constant_D: bool) -> None:
     labels = torch.tensor([2, 5, 5])
     objective = dataclasses.replace(objective_for(labels, 12), constant_D=constant_D)
     start = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = minimize(objective, start, steps=25, rate=1e-2, every=10, stop_below=None, record=Record(objective, SILENT))
+    found = minimize(
+        objective,
+        start,
+        steps=25,
+        rate=1e-2,
+        every=10,
+        stop_below=None,
+        record=Record(objective, SILENT),
+    )
     model, _features, update = linear_case(labels, 12)
     head = Head.of(model, update)
     plain = minimize_plainly(head, labels, start, steps=25, rate=1e-2, constant_D=constant_D)
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"constant_D": False}, {"objectives": ("w", "loss"), "weight_loss": 3.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"constant_D": False}, {"objectives": ("w", "loss"), "weight_loss": 3.0}]
+)
 def test_the_reference_is_an_option_and_answers_alike(options: dict[str, object]) -> None:
     labels = torch.tensor([2, 5, 5])
     model, _features, update = linear_case(labels)
     summed = Update({name: 3 * g for name, g in update.gradients.items()}, reduction="sum")
     for sent in (update, summed):
         fast, plain = (
-            separate(model, sent, "rgla", labels=labels, steps=50, rate=1e-2, reference=r, **options)
+            separate(
+                model, sent, "rgla", labels=labels, steps=50, rate=1e-2, reference=r, **options
+            )
             for r in (False, True)
         )
         torch.testing.assert_close(fast.logits, plain.logits, rtol=1e-3, atol=1e-3)
@@ -178,7 +234,8 @@ def test_weights_are_those_given() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
     usual, other = (
-        separate(model, update, "rgla", labels=labels, steps=300, rate=1e-2, weight_loss=w) for w in (100.0, 1e5)
+        separate(model, update, "rgla", labels=labels, steps=300, rate=1e-2, weight_loss=w)
+        for w in (100.0, 1e5)
     )
     assert other.history["loss_loss"][-1] < usual.history["loss_loss"][-1]
     assert other.history["loss_w"][-1] > usual.history["loss_w"][-1]
@@ -188,9 +245,14 @@ def test_weights_are_those_given() -> None:
 @pytest.mark.parametrize("constant_D", [True, False])
 def test_many_batches_at_once_are_each_what_they_are_alone(classes: int, constant_D: bool) -> None:
     batches = [torch.tensor([2, 5, 5]), torch.tensor([1, 7, 3])]
-    alone = [dataclasses.replace(objective_for(labels, classes), constant_D=constant_D) for labels in batches]
+    alone = [
+        dataclasses.replace(objective_for(labels, classes), constant_D=constant_D)
+        for labels in batches
+    ]
     together = stacked(alone)
-    start = torch.randn(2, 3, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    start = torch.randn(
+        2, 3, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     how = {"steps": 30, "rate": 1e-2, "every": 10, "stop_below": None}
     record = Record(together, SILENT)
     found = minimize(together, start, record=record, **how)  # type: ignore[arg-type]
@@ -202,18 +264,27 @@ def test_many_batches_at_once_are_each_what_they_are_alone(classes: int, constan
             rtol=1e-9,
             atol=1e-9,  # type: ignore[arg-type]
         )
-        torch.testing.assert_close(record.history["loss_w"][:, i], own.history["loss_w"], rtol=1e-8, atol=0)
+        torch.testing.assert_close(
+            record.history["loss_w"][:, i], own.history["loss_w"], rtol=1e-8, atol=0
+        )
 
 
 def test_labels_drawn_at_random_cost_no_sample_of_its_own_label_by_default() -> None:
-    """With D differentiated, samples that share a label drift apart until D has lost a rank, and take others with them."""
+    """With D differentiated, samples that share a label drift apart until D has lost a rank, and
+    take others with them."""
     C, B, N = 40, 10, 4
     cases = []
     for seed in range(N):
         torch.manual_seed(seed)
-        model, features, labels = nn.Linear(128, C), torch.randn(B, 128).relu(), torch.randint(0, C, (B,))
+        model, features, labels = (
+            nn.Linear(128, C),
+            torch.randn(B, 128).relu(),
+            torch.randint(0, C, (B,)),
+        )
         cases.append((Head.of(model, capture(model, features, labels)), features, labels))
-    objectives = [LogitObjective.of(head, labels, EVERYTHING, torch.float32) for head, _, labels in cases]
+    objectives = [
+        LogitObjective.of(head, labels, EVERYTHING, torch.float32) for head, _, labels in cases
+    ]
     start = torch.randn(N, B, C, generator=torch.Generator().manual_seed(0))
     assert rgla.__kwdefaults__["constant_D"] is True
     found, least = {}, {}
@@ -223,11 +294,15 @@ def test_labels_drawn_at_random_cost_no_sample_of_its_own_label_by_default() -> 
         logits = minimize(objective, start, record=Record(objective, SILENT), **how)  # type: ignore[arg-type]
         found[constant_D] = 0
         for (head, features, labels), answer in zip(cases, logits, strict=True):
-            leak = explain("rgla", head, LogitObjective.of(head, labels, EVERYTHING, torch.float32), answer)
+            leak = explain(
+                "rgla", head, LogitObjective.of(head, labels, EVERYTHING, torch.float32), answer
+            )
             single = torch.bincount(labels, minlength=C)[labels] == 1
             error = (leak.features - features).norm(dim=1) / features.norm(dim=1)
             found[constant_D] += int((error[single] < 0.1).sum())
-        least[constant_D] = torch.linalg.svdvals(objective.difference(logits.softmax(-1)))[:, -1].min()
+        least[constant_D] = torch.linalg.svdvals(objective.difference(logits.softmax(-1)))[
+            :, -1
+        ].min()
     own_label = sum(int((torch.bincount(y, minlength=C)[y] == 1).sum()) for _, _, y in cases)
     assert found[True] == own_label
     assert found[False] <= own_label - 5
@@ -286,7 +361,9 @@ def test_newton_without_polish_ends_where_adam_ends() -> None:
     labels = torch.tensor([2, 5, 11])
     model, features, update = linear_case(labels)
     adam = separate(model, update, "rgla", labels=labels, steps=4000, rate=5e-3)
-    kept, polished = (separate(model, update, "rgla-newton", labels=labels, polish=p) for p in (False, True))
+    kept, polished = (
+        separate(model, update, "rgla-newton", labels=labels, polish=p) for p in (False, True)
+    )
     torch.testing.assert_close(kept.logits, adam.logits, rtol=0, atol=1e-2)
     errors = [score(leak, features=features)["feature_error"] for leak in (kept, polished)]
     assert errors[1] < 1e-5 < errors[0]
@@ -313,10 +390,15 @@ def test_newton_tries_again_only_while_the_gradient_is_unexplained() -> None:
     cut = separate(model, update, "rgla-newton", tries=3, **options)
     assert starts(heard) == 3
     assert any("None of 3 start(s)" in note and "twin" in note for note in cut.notes)
-    ends = [separate(model, update, "rgla-newton", tries=1, seed=s, **options).history["loss_w"][-1] for s in range(3)]
+    ends = [
+        separate(model, update, "rgla-newton", tries=1, seed=s, **options).history["loss_w"][-1]
+        for s in range(3)
+    ]
     assert cut.history["loss_w"][-1] == min(ends)
     heard.steps.clear()
-    kept = separate(model, update, "rgla-newton", polish=False, **options | {"objectives": EVERYTHING})
+    kept = separate(
+        model, update, "rgla-newton", polish=False, **options | {"objectives": EVERYTHING}
+    )
     assert starts(heard) == 1
     assert not any("twin" in note for note in kept.notes)
 
@@ -325,10 +407,15 @@ def test_dropped_objectives_are_not_minimized_but_noted() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
     whole, part = (
-        separate(model, update, "rgla", labels=labels, steps=2000, objectives=o) for o in (EVERYTHING, ("loss",))
+        separate(model, update, "rgla", labels=labels, steps=2000, objectives=o)
+        for o in (EVERYTHING, ("loss",))
     )
     assert part.history["loss_loss"][-1] < 1e-6
-    assert part.history["loss_w"][-1] > 0.9 * part.history["loss_w"][0] > 5 * whole.history["loss_w"][-1]
+    assert (
+        part.history["loss_w"][-1]
+        > 0.9 * part.history["loss_w"][0]
+        > 5 * whole.history["loss_w"][-1]
+    )
     assert not torch.allclose(whole.logits, part.logits, atol=1e-2)
 
 
@@ -336,13 +423,19 @@ def test_history_is_sampled_and_progress_is_called_with_it() -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
     heard = Heard()
-    leak = separate(model, update, "rgla", labels=labels, steps=250, sample_every=100, progress=heard)
+    leak = separate(
+        model, update, "rgla", labels=labels, steps=250, sample_every=100, progress=heard
+    )
     assert leak.history["step"].tolist() == [0, 100, 200, 250]
     assert {name: values.shape for name, values in leak.history.items() if name != "step"} == {
         "loss_w": (4,), "loss_b": (4,), "loss_loss": (4,)
     }  # fmt: skip
-    torch.testing.assert_close(torch.tensor(heard.steps), torch.stack([v.float() for v in leak.history.values()], 1))
-    final = LogitObjective.of(Head.of(model, update), labels, EVERYTHING, torch.float32).losses(leak.logits.float())
+    torch.testing.assert_close(
+        torch.tensor(heard.steps), torch.stack([v.float() for v in leak.history.values()], 1)
+    )
+    final = LogitObjective.of(Head.of(model, update), labels, EVERYTHING, torch.float32).losses(
+        leak.logits.float()
+    )
     torch.testing.assert_close(torch.tensor(heard.steps[-1][1:]), final, rtol=1e-3, atol=1e-8)
     assert separate(model, update, "fgla", labels=labels).history == {}
 
@@ -363,14 +456,18 @@ def test_starts_are_what_they_are_called() -> None:
     model, _features, update = linear_case(labels)
 
     def begin(start: str, **options: object) -> Tensor:
-        return separate(model, update, "rgla", labels=labels, steps=1, rate=1e-9, start=start, **options).logits.float()
+        return separate(
+            model, update, "rgla", labels=labels, steps=1, rate=1e-9, start=start, **options
+        ).logits.float()
 
     generator = torch.Generator().manual_seed(0)
     torch.testing.assert_close(begin("randn"), torch.randn(3, 30, generator=generator))
     assert 0 <= begin("rand").min() < 0.1 < 0.9 < begin("rand").max() <= 1
     torch.testing.assert_close(begin("zeros"), torch.zeros(3, 30))
     torch.testing.assert_close(begin("ones"), torch.ones(3, 30))
-    torch.testing.assert_close(begin("fgla"), separate(model, update, "fgla", labels=labels).logits.float())
+    torch.testing.assert_close(
+        begin("fgla"), separate(model, update, "fgla", labels=labels).logits.float()
+    )
     photos = model(torch.rand(2, 64))
     for given in ("photos", "reconstruction"):
         torch.testing.assert_close(begin(given, start_logits=photos), photos.detach()[[0, 1, 0]])
@@ -380,8 +477,18 @@ def test_starts_are_what_they_are_called() -> None:
 def test_photos_are_declared_as_knowledge(method: str) -> None:
     labels = torch.tensor([2, 5, 11])
     model, _features, update = linear_case(labels)
-    leak = separate(model, update, method, labels=labels, steps=1, start="photos", start_logits=torch.zeros(4, 30))
-    assert any("logits for 4 of the attacker's own" in sentence for sentence in leak.knowledge.granted())
+    leak = separate(
+        model,
+        update,
+        method,
+        labels=labels,
+        steps=1,
+        start="photos",
+        start_logits=torch.zeros(4, 30),
+    )
+    assert any(
+        "logits for 4 of the attacker's own" in sentence for sentence in leak.knowledge.granted()
+    )
     plain = separate(model, update, method, labels=labels, steps=1)
     assert not any("hotos" in sentence for sentence in plain.knowledge.granted())
 
@@ -392,11 +499,14 @@ def test_equal_starts_keep_samples_of_one_label_equal_and_say_so() -> None:
     leak = separate(model, update, "rgla", labels=labels, steps=200, start="zeros")
     torch.testing.assert_close(leak.logits[0], leak.logits[1])
     assert any("use start='randn'" in note for note in leak.notes)
-    assert not any("alike" in note for note in separate(model, update, "rgla", labels=labels, steps=1).notes)
+    assert not any(
+        "alike" in note for note in separate(model, update, "rgla", labels=labels, steps=1).notes
+    )
 
 
 def test_more_samples_than_equations_are_named() -> None:
-    """B ≤ C + 1: with 4 classes 5 samples still have as many equations as unknowns and more, 6 do not."""
+    """B ≤ C + 1: with 4 classes 5 samples still have as many equations as unknowns and more, 6 do
+    not."""
     for B, warned in [(5, False), (6, True)]:
         labels = torch.arange(B) % 4
         model, _features, update = linear_case(labels, classes=4)
@@ -420,7 +530,10 @@ def test_labels_are_found_when_they_are_not_granted() -> None:
         ({"objectives": ("w", "c")}, "'objectives' takes one or more of w, b, loss"),
         (
             {"start": "normal"},
-            "'start' must be one of randn, rand, zeros, ones, photos, reconstruction, fgla, not 'normal'",
+            (
+                "'start' must be one of randn, rand, zeros, ones, photos, reconstruction, fgla, "
+                "not 'normal'"
+            ),
         ),
         ({"start": "photos"}, r"needs start_logits=model\(photos\)"),
         ({"start": "reconstruction"}, r"'reconstruction' needs start_logits=model\(pictures\)"),

@@ -17,7 +17,8 @@ from unsum.separate.options import options_of
 def test_unknown_options_are_refused_with_those_there_are(net: nn.Sequential) -> None:
     update = capture(net, pictures(2), torch.tensor([0, 1]))
     with pytest.raises(
-        UnsumError, match=r"'rgla' has no option 'step'; did you mean 'steps'.* Its options: objectives,"
+        UnsumError,
+        match=r"'rgla' has no option 'step'; did you mean 'steps'.* Its options: objectives,",
     ):
         separate(net, update, "rgla", step=10)
     with pytest.raises(UnsumError, match="'fgla' takes no options; leave 'steps' out"):
@@ -26,12 +27,14 @@ def test_unknown_options_are_refused_with_those_there_are(net: nn.Sequential) ->
 
 def test_options_are_read_from_the_signature() -> None:
     assert options_of(SEPARATORS["rgla"]) == [
-        "objectives", "start", "start_logits", "steps", "rate", "constant_D", "weight_w", "weight_b", "weight_loss", "reference",
-        "stop_below", "sample_every",
+        "objectives", "start", "start_logits", "steps", "rate", "constant_D", "weight_w",
+        "weight_b", "weight_loss", "reference", "stop_below", "sample_every",
     ]  # fmt: skip
     assert options_of(SEPARATORS["exact"]) == []
     for entry in SEPARATORS:
-        assert not {"labels", "batch_size", "device", "seed", "progress"} & set(options_of(entry.method))
+        assert not {"labels", "batch_size", "device", "seed", "progress"} & set(
+            options_of(entry.method)
+        )
 
 
 def test_progress_is_welcome_for_every_method(net: nn.Sequential) -> None:
@@ -47,13 +50,20 @@ def test_what_was_granted_and_the_time_are_noted(net: nn.Sequential) -> None:
     assert leak.seconds > 0
 
 
-def test_a_misfit_in_blocks_is_the_misfit(monkeypatch: pytest.MonkeyPatch, net: nn.Sequential) -> None:
+def test_a_misfit_in_blocks_is_the_misfit(
+    monkeypatch: pytest.MonkeyPatch, net: nn.Sequential
+) -> None:
     head = Head.of(net, capture(net, pictures(3), torch.tensor([0, 1, 2])))
     generator = torch.Generator().manual_seed(0)
-    logits, features = torch.randn(3, 40, generator=generator), torch.randn(3, 128, generator=generator)
+    logits, features = (
+        torch.randn(3, 40, generator=generator),
+        torch.randn(3, 128, generator=generator),
+    )
     targets = nn.functional.one_hot(torch.tensor([0, 1, 2]), 40)
     G = (logits.double().softmax(1) - targets) / 3
-    expected = float((G.T @ features.double() - head.grad_W.double()).norm() / head.grad_W.double().norm())
+    expected = float(
+        (G.T @ features.double() - head.grad_W.double()).norm() / head.grad_W.double().norm()
+    )
     assert relative_misfit(head, logits, targets, features) == pytest.approx(expected, rel=1e-12)
     # 50 columns at a time, the last block smaller
     monkeypatch.setattr(sys.modules[Head.__module__], "BLOCK", 40 * 50)

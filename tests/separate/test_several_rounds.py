@@ -1,4 +1,5 @@
-"""The same batch in several rounds: noise averaged, with a prediction that says so, and rounds that do not belong together."""
+"""The same batch in several rounds: noise averaged, with a prediction that says so, and rounds that
+do not belong together."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ C, H, B = 50, 128, 6
 def rounds(
     count: int, *, noise: float, body: float = 0.0
 ) -> tuple[list[tuple[nn.Module, unsum.Update]], Tensor, Tensor]:
-    """Rounds whose heads differ by a third, and bodies by `body`; the features at the first weights, and the labels."""
+    """Rounds whose heads differ by a third, and bodies by `body`; the features at the first
+    weights, and the labels."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, H), nn.ReLU(), nn.Linear(H, C))
     with torch.no_grad():
@@ -28,7 +30,9 @@ def rounds(
         here = copy.deepcopy(model)
         with torch.no_grad():
             for layer, amount in ((here[2], 0.3), (here[0], body)):
-                layer.weight.add_(amount * (place > 0) * layer.weight.std() * torch.randn_like(layer.weight))
+                layer.weight.add_(
+                    amount * (place > 0) * layer.weight.std() * torch.randn_like(layer.weight)
+                )
         defenses = Noise(noise) if noise else ()
         sent.append((here, unsum.capture(here, images, labels, train=False, defenses=defenses)))
     return sent, model[:2](images).detach(), labels
@@ -40,13 +44,18 @@ def error(leak: unsum.Leak, features: Tensor, labels: Tensor) -> float:
 
 def test_four_rounds_halve_the_error_of_noise_and_predict_it() -> None:
     sent, features, labels = rounds(4, noise=1e-2)
-    one, four = unsum.separate_rounds(sent[:1], batch_size=B), unsum.separate_rounds(sent, batch_size=B)
+    one, four = (
+        unsum.separate_rounds(sent[:1], batch_size=B),
+        unsum.separate_rounds(sent, batch_size=B),
+    )
     single = error(unsum.separate(*sent[0], batch_size=B), features, labels)
     assert error(one, features, labels) == pytest.approx(single)
     together = error(four, features, labels)
     assert 0.35 * single < together < 0.65 * single  # a half, but for chance
     assert four.predicted_error == pytest.approx(together, rel=0.35)
-    assert "4 updates of the client, and that they are of the same batch." in four.knowledge.granted()
+    assert (
+        "4 updates of the client, and that they are of the same batch." in four.knowledge.granted()
+    )
 
 
 def test_clean_rounds_are_vouched_for() -> None:
@@ -121,7 +130,9 @@ def test_noise_of_equal_rounds_is_averaged() -> None:
     torch.manual_seed(6)
     F, labels, W = torch.randn(3, 64), torch.tensor([0, 1, 2]), torch.randn(40, 64) / 3
     (head, update), *_ = linear_rounds([W], [F], labels)
-    noisy = [update.map(lambda _, t: t + 1e-3 * t.abs().max() * torch.randn_like(t)) for _ in range(9)]
+    noisy = [
+        update.map(lambda _, t: t + 1e-3 * t.abs().max() * torch.randn_like(t)) for _ in range(9)
+    ]
     one = unsum.separate_rounds([(head, noisy[0])], batch_size=3)
     nine = unsum.separate_rounds([(head, one) for one in noisy], batch_size=3)
     assert error(nine, F, labels) < 0.6 * error(one, F, labels)
@@ -141,7 +152,8 @@ def test_a_round_with_fewer_directions_joins_the_others() -> None:
     torch.manual_seed(8)
     F, labels = torch.randn(4, 24), torch.tensor([0, 1, 2, 3])
     sure = torch.randn(20, 24) / 5
-    sure[3] += 60 * F[3] / F[3].square().sum()  # the second round is certain of the last sample, which sends nothing
+    # the second round is certain of the last sample, which sends nothing
+    sure[3] += 60 * F[3] / F[3].square().sum()
     sent = linear_rounds([torch.randn(20, 24) / 5, sure], [F, F], labels)
     leak = unsum.separate_rounds(sent, batch_size=4)
     assert error(leak, F, labels) < 1e-4
@@ -159,6 +171,8 @@ def test_other_batches_in_every_round_are_not_taken_for_one() -> None:
     torch.manual_seed(10)
     labels = torch.tensor([0, 1])
     F = [torch.randn(2, 24) for _ in range(2)]
-    leak = unsum.separate_rounds(linear_rounds([torch.randn(12, 24) / 5 for _ in range(2)], F, labels), batch_size=2)
+    leak = unsum.separate_rounds(
+        linear_rounds([torch.randn(12, 24) / 5 for _ in range(2)], F, labels), batch_size=2
+    )
     assert "do not fit together" in leak.notes[0]
     assert min(error(leak, one, labels) for one in F) < 1e-4

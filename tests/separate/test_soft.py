@@ -31,9 +31,13 @@ def label(kind: str, classes: int) -> Tensor:
     }[kind]
 
 
-def one_sample(kind: str, classes: int = 20, *, bias: bool = True, sample: int = 0, seed: int = 1) -> Case:
+def one_sample(
+    kind: str, classes: int = 20, *, bias: bool = True, sample: int = 0, seed: int = 1
+) -> Case:
     torch.manual_seed(seed)
-    return case(FEATURES[sample : sample + 1], nn.Linear(512, classes, bias=bias), label(kind, classes))
+    return case(
+        FEATURES[sample : sample + 1], nn.Linear(512, classes, bias=bias), label(kind, classes)
+    )
 
 
 def search(head: Head, **options: Any) -> Leak:
@@ -52,7 +56,8 @@ def assert_recovered(leak: Leak, truth: Case, tolerance: float = 1e-4) -> None:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(
-    ("kind", "said"), [("hard", "Hard label, class 2"), ("smoothing", "ε = 0.3000"), ("mixup", "Mixed")]
+    ("kind", "said"),
+    [("hard", "Hard label, class 2"), ("smoothing", "ε = 0.3000"), ("mixup", "Mixed")],
 )
 def test_every_kind_of_label_comes_back_and_is_named(kind: str, said: str, bias: bool) -> None:
     truth = one_sample(kind, bias=bias)
@@ -72,7 +77,8 @@ def test_a_thousand_classes(kind: str) -> None:
 def test_closed_form() -> None:
     """p, y and f chosen by hand; λ* = κ/(p_r − y_r) with r the row of the label."""
     p, y, f = (
-        torch.tensor(row, dtype=torch.float64) for row in ([0.1, 0.2, 0.4, 0.3], [0.1, 0.1, 0.7, 0.1], [1.0, -2.0, 0.5])
+        torch.tensor(row, dtype=torch.float64)
+        for row in ([0.1, 0.2, 0.4, 0.3], [0.1, 0.1, 0.7, 0.1], [1.0, -2.0, 0.5])
     )
     W = torch.outer(p.log(), f) / (f @ f)  # softmax(W f) = p
     head = Head("fc", W, None, torch.outer(p - y, f), None)
@@ -84,9 +90,12 @@ def test_closed_form() -> None:
     ray = find_ray(head, None, 2.0)
     torch.testing.assert_close(ray.v, head.grad_W[2] / 2)
     lengths = torch.tensor([0.3, -5.0, 40.0]).double()
-    published = torch.softmax(lengths[:, None] * ray.v @ W.T, 1) - head.grad_W[:, 0] / (lengths[:, None] * ray.v[0])
+    published = torch.softmax(lengths[:, None] * ray.v @ W.T, 1) - head.grad_W[:, 0] / (
+        lengths[:, None] * ray.v[0]
+    )
     torch.testing.assert_close(ray.labels(lengths), published)
-    torch.testing.assert_close(published.sum(1), torch.ones(3).double())  # normalization cannot choose λ
+    # normalization cannot choose λ
+    torch.testing.assert_close(published.sum(1), torch.ones(3).double())
 
 
 @pytest.mark.parametrize("kind", ["smoothing", "mixup"])
@@ -98,12 +107,15 @@ def test_the_loss_and_its_slope(kind: str, length: float) -> None:
     entries = loss.ray.labels(at)[0].sort().values[: 19 if kind == "smoothing" else 18]
     expected = 1000 * (entries - entries.mean()).square().mean()
     (slope,) = torch.autograd.grad(expected, at)
-    assert loss.with_slope(length) == pytest.approx((float(expected.detach()), float(slope)), rel=1e-9)
+    assert loss.with_slope(length) == pytest.approx(
+        (float(expected.detach()), float(slope)), rel=1e-9
+    )
     assert loss.at(length) == pytest.approx(float(expected.detach()))
 
 
 def test_the_saturated_softmax_is_no_root() -> None:
-    """A peaked head: far out the loss is exactly zero, lower than at the truth; the truth is found all the same."""
+    """A peaked head: far out the loss is exactly zero, lower than at the truth; the truth is found
+    all the same."""
     torch.manual_seed(0)
     linear = nn.Linear(512, 20, bias=False)
     linear.weight.data *= 8
@@ -132,7 +144,8 @@ def test_of_two_roots_the_nearer_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def stubborn() -> Case:
-    """Unequal parts of two classes among ten: with κ = 1 the descent overshoots the root on both sides."""
+    """Unequal parts of two classes among ten: with κ = 1 the descent overshoots the root on both
+    sides."""
     torch.manual_seed(1)
     targets = one_hot([2], 10) * 0.91 + one_hot([5], 10) * 0.09
     return case(FEATURES[12:13], nn.Linear(512, 10), targets)
@@ -183,9 +196,12 @@ def test_noise_is_seen_and_survived(kind: str) -> None:
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_units_of_features_do_not_matter(factor: float) -> None:
-    """W/c with c f is the same model: label and logits stay, features come back c times as large."""
+    """W/c with c f is the same model: label and logits stay, features come back c times as
+    large."""
     truth = one_sample("mixup")
-    head = dataclasses.replace(truth.head, W=truth.head.W / factor, grad_W=truth.head.grad_W * factor)
+    head = dataclasses.replace(
+        truth.head, W=truth.head.W / factor, grad_W=truth.head.grad_W * factor
+    )
     leak = search(head)
     assert_recovered(dataclasses.replace(leak, features=leak.features / factor), truth)
 
@@ -233,7 +249,9 @@ def test_through_the_public_door() -> None:
 def test_a_batch_is_refused_with_the_way_out() -> None:
     torch.manual_seed(0)
     two = case(FEATURES[:2], nn.Linear(512, 20), one_hot([1, 2], 20))
-    with pytest.raises(UnsumError, match="more than one sample and 'soft' recovers only one; use 'exact'"):
+    with pytest.raises(
+        UnsumError, match="more than one sample and 'soft' recovers only one; use 'exact'"
+    ):
         soft(two.head, NOTHING, seed=0)
     with pytest.raises(UnsumError, match="batch of 2 samples was declared"):
         soft(one_sample("hard").head, Knowledge(batch_size=2), seed=0)

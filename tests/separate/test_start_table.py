@@ -1,4 +1,5 @@
-"""Starts propose: who applies where, in which order, with which random numbers. The search decides."""
+"""Starts propose: who applies where, in which order, with which random numbers. The search
+decides."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from unsum.separate.exact.search import Search, in_order
 
 def fresh(B: int, classes: int = 40, bias: bool = True) -> Case:
     torch.manual_seed(0)
-    return case(torch.randn(B, 64).relu(), nn.Linear(64, classes, bias=bias), one_hot(list(range(B)), classes))
+    return case(
+        torch.randn(B, 64).relu(),
+        nn.Linear(64, classes, bias=bias),
+        one_hot(list(range(B)), classes),
+    )
 
 
 def search_over(truth: Case, targets: Tensor | None = None) -> Search:
@@ -37,7 +42,12 @@ def test_labels_come_first_for_a_fresh_head_and_samples_one_by_one_for_a_trained
     assert names(search_over(fresh(5)))[0] == HARD[0]
     order = names(search_over(trained(12, 2, 2.0)))
     assert order[0] == "extracted"
-    assert order.index("extracted, smoothed") < order.index(SOFT[0]) < order.index("thinned") < order.index("mixed")
+    assert (
+        order.index("extracted, smoothed")
+        < order.index(SOFT[0])
+        < order.index("thinned")
+        < order.index("mixed")
+    )
 
 
 def test_near_the_number_of_classes_zeros_come_first_and_no_sample_is_sought_alone() -> None:
@@ -65,7 +75,8 @@ def test_every_start_applies_somewhere_and_has_its_place() -> None:
 
 
 def test_a_start_less_changes_no_other_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The labels' own random points lead to the answer here; what is tried before and after them does not matter."""
+    """The labels' own random points lead to the answer here; what is tried before and after them
+    does not matter."""
     torch.manual_seed(3)
     truth = case(torch.randn(6, 64).relu(), nn.Linear(64, 40), one_hot([1, 1, 1, 2, 2, 3], 40))
     before = exact(truth.head, NOTHING, seed=0)
@@ -76,9 +87,15 @@ def test_a_start_less_changes_no_other_start(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_random_numbers_follow_from_the_seed_and_the_name() -> None:
     drawn = {
-        (seed, start.name): float(torch.rand(1, generator=start.generator(seed))) for seed in (0, 1) for start in STARTS
+        (seed, start.name): float(torch.rand(1, generator=start.generator(seed)))
+        for seed in (0, 1)
+        for start in STARTS
     }
-    again = {key: float(torch.rand(1, generator=start.generator(0))) for start in STARTS for key in [(0, start.name)]}
+    again = {
+        key: float(torch.rand(1, generator=start.generator(0)))
+        for start in STARTS
+        for key in [(0, start.name)]
+    }
     assert len(set(drawn.values())) == 2 * len(STARTS)
     assert all(drawn[key] == value for key, value in again.items())
 
@@ -106,7 +123,9 @@ class TestTheSearchDecides:
         assert solution is not None
         far = replace(solution.at, T=1e6 * solution.at.T)
         points = chain([solution.at], repeat(far))
-        found = self.search.first_of(iter([replace(proposal, points=points, iterations=1, solved=True)]))
+        found = self.search.first_of(
+            iter([replace(proposal, points=points, iterations=1, solved=True)])
+        )
         assert found is not None
         assert found.explains
         assert found.confirmations == 0

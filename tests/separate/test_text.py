@@ -44,7 +44,8 @@ def test_every_token_comes_back_up_to_nearly_as_many_positions_as_features(
 
 def test_positions_carry_the_hidden_states_and_logits_of_the_client() -> None:
     model, tokens = gpt2(tied=True), batch(2, 6)
-    leak = unsum.separate(model, unsum.capture_text(model, tokens), "text")  # tied: `exact` would not do
+    # tied: `exact` would not do
+    leak = unsum.separate(model, unsum.capture_text(model, tokens), "text")
     with torch.no_grad():
         hidden = model.transformer(tokens)[0][:, :-1].flatten(0, 1)
         logits = logits_of(model(tokens))[:, :-1].flatten(0, 1)
@@ -82,7 +83,10 @@ def test_padding_is_found_to_be_none_and_ignored_prompts_come_back_all_the_same(
     labels[3, 4] = -100  # one position in the middle
     filled = tokens.where((labels >= 0) | (torch.arange(4) > 1)[:, None], 0)
     leak = unsum.separate(model, unsum.capture_text(model, filled, labels), "text")
-    assert_read(leak, [tokens[0, :6].tolist(), tokens[1, :3].tolist(), tokens[2].tolist(), tokens[3].tolist()])
+    assert_read(
+        leak,
+        [tokens[0, :6].tolist(), tokens[1, :3].tolist(), tokens[2].tolist(), tokens[3].tolist()],
+    )
     assert leak.batch_size == int((labels[:, 1:] >= 0).sum())
 
 
@@ -101,7 +105,9 @@ def test_a_clipped_gradient_tells_its_scale() -> None:
     model, tokens = gpt2(tied=True), batch(3, 6)
     plain = unsum.capture_text(model, tokens)
     norm = torch.stack([g.norm() for g in plain.gradients.values()]).norm()
-    leak = unsum.separate(model, unsum.capture_text(model, tokens, defenses=unsum.Clip(0.01)), "text")
+    leak = unsum.separate(
+        model, unsum.capture_text(model, tokens, defenses=unsum.Clip(0.01)), "text"
+    )
     assert_read(leak, tokens.tolist())
     assert leak.scale == pytest.approx(0.01 / float(norm), rel=1e-4)
 
@@ -118,18 +124,22 @@ def test_predicted_errors_are_those_of_features_and_infinite_where_nothing_is_fo
             assert 1e-7 < leak.predicted_error < 1e-4
         else:  # a rough gradient leaves room for a sequence that is missing
             assert math.isnan(leak.predicted_error)
-    nothing = update.map(lambda _name, g: torch.randn(g.shape, generator=torch.Generator().manual_seed(0)))
+    nothing = update.map(
+        lambda _name, g: torch.randn(g.shape, generator=torch.Generator().manual_seed(0))
+    )
     assert unsum.separate(model, nothing, "text").predicted_error == float("inf")
 
 
 def test_a_tied_model_whose_whole_vocabulary_occurs_gets_a_sentence() -> None:
     config = GPT2Config(
-        vocab_size=6, n_positions=8, n_embd=48, n_layer=1, n_head=3, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+        vocab_size=6, n_positions=8, n_embd=48, n_layer=1, n_head=3, resid_pdrop=0, embd_pdrop=0,
+        attn_pdrop=0, bos_token_id=0, eos_token_id=0, initializer_range=0.1,
     )  # fmt: skip
     torch.manual_seed(0)
     model = GPT2LMHeadModel(config)
-    leak = unsum.separate(model, unsum.capture_text(model, torch.tensor([[0, 1, 2, 3, 4, 5, 0]])), "text")
+    leak = unsum.separate(
+        model, unsum.capture_text(model, torch.tensor([[0, 1, 2, 3, 4, 5, 0]])), "text"
+    )
     assert not leak.exact
     assert "Every token of the vocabulary occurs" in leak.notes[0]
 
@@ -149,14 +159,18 @@ def test_strong_noise_is_never_certified() -> None:
     model, tokens = gpt2(tied=False), batch(3, 6)
     torch.manual_seed(0)
     assert unsum.separate(model, unsum.capture_text(model, tokens), "text").exact
-    leak = unsum.separate(model, unsum.capture_text(model, tokens, defenses=unsum.Noise(1e-2)), "text")
+    leak = unsum.separate(
+        model, unsum.capture_text(model, tokens, defenses=unsum.Noise(1e-2)), "text"
+    )
     assert not leak.exact
 
 
 def test_weak_noise_leaves_the_text_readable() -> None:
     model, tokens = gpt2(tied=False), batch(3, 6)
     torch.manual_seed(0)
-    leak = unsum.separate(model, unsum.capture_text(model, tokens, defenses=unsum.Noise(1e-6)), "text")
+    leak = unsum.separate(
+        model, unsum.capture_text(model, tokens, defenses=unsum.Noise(1e-6)), "text"
+    )
     assert unsum.score(leak, tokens=tokens)["sequences_correct"] == 1
 
 
@@ -171,7 +185,8 @@ def test_dropout_hides_the_order_but_not_the_tokens() -> None:
 
 
 class Plain(nn.Module):
-    """A causal model of one's own: no attention and no positions, its context fades with the distance."""
+    """A causal model of one's own: no attention and no positions, its context fades with the
+    distance."""
 
     def __init__(self, *, early: bool = False) -> None:
         super().__init__()
@@ -201,7 +216,9 @@ def test_a_claim_is_withdrawn_when_the_gradient_is_of_another_batch() -> None:
     model, tokens = gpt2(tied=True), batch(2, 6)
     update = unsum.capture_text(model, tokens)
     other = unsum.capture_text(model, batch(2, 6, seed=9))
-    swapped = update.map(lambda name, g: other.gradients[name] if name.endswith("ln_f.weight") else g)
+    swapped = update.map(
+        lambda name, g: other.gradients[name] if name.endswith("ln_f.weight") else g
+    )
     leak = unsum.separate(model, swapped, "text")
     assert leak.tokens is not None
     assert sorted(leak.tokens) == sorted(tokens.tolist())
@@ -225,7 +242,13 @@ def test_a_folder_of_hugging_face_is_attacked_from_the_command_line(tmp_path: Pa
     model, tokens = gpt2(tied=True), batch(2, 6)
     model.save_pretrained(tmp_path / "model")
     unsum.capture_text(model, tokens).save(tmp_path / "update.safetensors")
-    command = ["attack", "--model", f"hf:{tmp_path / 'model'}", "--update", str(tmp_path / "update.safetensors")]
+    command = [
+        "attack",
+        "--model",
+        f"hf:{tmp_path / 'model'}",
+        "--update",
+        str(tmp_path / "update.safetensors"),
+    ]
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "leak"), "--json"])
     assert done.exit_code == 0, done.output
     written = json.loads((tmp_path / "leak" / "leak.json").read_text("utf-8"))
@@ -259,10 +282,12 @@ def test_what_is_no_text_is_refused_in_a_sentence() -> None:
 
 
 def test_a_tied_model_whose_whole_vocabulary_occurs_is_no_crash_and_no_claim() -> None:
-    """Every row of the shared weights holds an embedding's gradient too, so none is left to weigh prefixes by."""
+    """Every row of the shared weights holds an embedding's gradient too, so none is left to weigh
+    prefixes by."""
     config = GPT2Config(
-        vocab_size=12, n_positions=24, n_embd=FEATURES, n_layer=2, n_head=3, tie_word_embeddings=True, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+        vocab_size=12, n_positions=24, n_embd=FEATURES, n_layer=2, n_head=3,
+        tie_word_embeddings=True, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0,
+        eos_token_id=0, initializer_range=0.1,
     )  # fmt: skip
     torch.manual_seed(0)
     model, tokens = GPT2LMHeadModel(config), torch.arange(24).view(2, 12) % 12

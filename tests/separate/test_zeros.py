@@ -1,4 +1,5 @@
-"""The exact solver's start from features that are zero: batches of as many samples as the gradient has directions."""
+"""The exact solver's start from features that are zero: batches of as many samples as the gradient
+has directions."""
 
 from __future__ import annotations
 
@@ -33,10 +34,16 @@ def rectified(B: int, seed: int = 0, *, threshold: float = 0.7) -> Tensor:
 
 def crowded_case(labels: str, B: int, *, bias: bool = True, scale: float = 1.0) -> Case:
     features = rectified(B)
-    wanted = {"same": torch.full((B,), 5), "random": torch.randint(C, (B,)), "distinct": torch.arange(B) % C}
+    wanted = {
+        "same": torch.full((B,), 5),
+        "random": torch.randint(C, (B,)),
+        "distinct": torch.arange(B) % C,
+    }
     if labels == "mixed":
         share = torch.rand(B, 1, dtype=torch.float64) * 0.6 + 0.2
-        targets = share * one_hot(torch.randint(C, (B,)), C) + (1 - share) * one_hot(torch.randint(C, (B,)), C)
+        targets = share * one_hot(torch.randint(C, (B,)), C) + (1 - share) * one_hot(
+            torch.randint(C, (B,)), C
+        )
     else:
         targets = one_hot(wanted[labels], C)
     return case(features, nn.Linear(H, C, bias=bias), targets, scale=scale)
@@ -72,7 +79,9 @@ def test_the_prediction_is_of_the_errors_size() -> None:
         assert worst < 5 * leak.predicted_error < 500 * worst
 
 
-@pytest.mark.parametrize("make", [torch.randn, lambda *shape: nn.functional.softplus(torch.randn(*shape)), torch.rand])
+@pytest.mark.parametrize(
+    "make", [torch.randn, lambda *shape: nn.functional.softplus(torch.randn(*shape)), torch.rand]
+)
 def test_features_without_zeros_have_no_sparse_directions(make: object) -> None:
     torch.manual_seed(0)
     features = make(12, H).double()  # type: ignore[operator]
@@ -105,18 +114,26 @@ def test_zeros_alone_prove_nothing() -> None:
 
 @pytest.mark.parametrize(("classes", "known"), [(2, False), (3, True)])
 def test_two_classes_leave_no_equation_that_could_contradict(classes: int, known: bool) -> None:
-    """A loss that is not softmax's may send two directions from two classes: 1 · 2 equations for two lengths."""
+    """A loss that is not softmax's may send two directions from two classes: 1 · 2 equations for
+    two lengths."""
     n, two = 400, torch.eye(2, dtype=torch.float64)
     A = torch.zeros(2, n, dtype=torch.float64)
     A[0, : n // 2] = A[1, n // 2 :] = (2 / n) ** 0.5
-    b, level = torch.zeros(classes, dtype=torch.float64), torch.full((classes,), 1e-9, dtype=torch.float64)
+    b, level = (
+        torch.zeros(classes, dtype=torch.float64),
+        torch.full((classes,), 1e-9, dtype=torch.float64),
+    )
     T, alpha = 3 * two, 0.5
     K = torch.randn(2, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     E = torch.softmax(T @ K, dim=1) - one_hot(torch.tensor([0, 1]), classes)
     U = alpha * E.T @ T
     noise = Noise(level, added=False, relative=0.0)
-    observation = Observation(U, A, K, b, None, noise, torch.ones_like(b), 1.0, "mean", U.norm(dim=1), 1e-9)
+    observation = Observation(
+        U, A, K, b, None, noise, torch.ones_like(b), 1.0, "mean", U.norm(dim=1), 1e-9
+    )
     lengths = Lengths(T, U.T, torch.full((2,), alpha, dtype=torch.float64))
-    found = certified(observation, SparseDirections(two, torch.zeros(2, dtype=torch.float64)), lengths)
+    found = certified(
+        observation, SparseDirections(two, torch.zeros(2, dtype=torch.float64)), lengths
+    )
     assert found.certificate.errors.isfinite().tolist() == [known] * 2
     assert found.certificate.misfit < 1

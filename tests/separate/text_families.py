@@ -1,4 +1,5 @@
-"""Small models of the families that clients fine-tune, as Hugging Face has them: rotary decoders, encoders, classifiers."""
+"""Small models of the families that clients fine-tune, as Hugging Face has them: rotary decoders,
+encoders, classifiers."""
 
 from __future__ import annotations
 
@@ -26,15 +27,22 @@ from transformers import (
 
 VOCABULARY, WIDTH = 120, 48
 _SIZE: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 24,
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 24,
 }  # fmt: skip
 _INNER = _SIZE | {"intermediate_size": 96, "initializer_range": 0.1}
 _STILL = _INNER | {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
-_GROUPED = _INNER | {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+_GROUPED = _INNER | {
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
 
 
-def made(kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0, layers: int = 2) -> nn.Module:
+def made(
+    kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0, layers: int = 2
+) -> nn.Module:
     torch.manual_seed(seed)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=tied))
@@ -56,12 +64,22 @@ def made(kind: str, *, tied: bool = False, classes: int = 3, seed: int = 0, laye
             "eos_token_id": 0,
             "pad_token_id": 0,
         }
-        size = {"vocab_size": VOCABULARY, "n_positions": 24, "n_embd": WIDTH, "n_layer": 2, "n_head": 4}
-        return GPT2ForSequenceClassification(GPT2Config(**size, **still, initializer_range=0.1, num_labels=classes))
+        size = {
+            "vocab_size": VOCABULARY,
+            "n_positions": 24,
+            "n_embd": WIDTH,
+            "n_layer": 2,
+            "n_head": 4,
+        }
+        return GPT2ForSequenceClassification(
+            GPT2Config(**size, **still, initializer_range=0.1, num_labels=classes)
+        )
     if kind == "bert classifier":
         return BertForSequenceClassification(BertConfig(**_STILL, num_labels=classes))
     if kind == "roberta classifier":
-        return RobertaForSequenceClassification(RobertaConfig(**_STILL, num_labels=classes, pad_token_id=1))
+        return RobertaForSequenceClassification(
+            RobertaConfig(**_STILL, num_labels=classes, pad_token_id=1)
+        )
     assert kind == "bert"
     return BertForMaskedLM(BertConfig(**_STILL, tie_word_embeddings=tied))
 
@@ -77,7 +95,8 @@ def trained(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, steps:
 
 
 class Adapted(nn.Module):
-    """A frozen layer with an adapter of low rank beside it, as peft builds it: B begins with zeros."""
+    """A frozen layer with an adapter of low rank beside it, as peft builds it: B begins with
+    zeros."""
 
     def __init__(self, layer: nn.Module, rank: int) -> None:
         super().__init__()
@@ -94,7 +113,8 @@ class Adapted(nn.Module):
 
 
 def adapted(model: nn.Module, rank: int) -> nn.Module:
-    """GPT-2's or Llama's classifier: only adapters of its attention (as peft chooses them), and its head, are trained."""
+    """GPT-2's or Llama's classifier: only adapters of its attention (as peft chooses them), and its
+    head, are trained."""
     model.requires_grad_(False)
     for name, module in list(model.named_modules()):
         if name.endswith(("c_attn", "q_proj", "v_proj")):
@@ -104,11 +124,14 @@ def adapted(model: nn.Module, rank: int) -> nn.Module:
 
 
 class PeftLayer(nn.Module):
-    """A layer as `peft` lays it out: the frozen one is `base_layer`, adapters have names, and B A counts alpha / r times."""
+    """A layer as `peft` lays it out: the frozen one is `base_layer`, adapters have names, and B A
+    counts alpha / r times."""
 
     def __init__(self, layer: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
-        outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
+        outputs, inputs = (
+            layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
+        )
         self.base_layer, self.scaling = layer, {"default": alpha / rank}
         self.lora_dropout = nn.ModuleDict({"default": nn.Identity()})
         self.lora_A = nn.ModuleDict({"default": nn.Linear(inputs, rank, bias=False)})

@@ -1,4 +1,5 @@
-"""What a notebook shows: cards of leaks, audits and sweeps that hold all they need, and a bar while a call runs."""
+"""What a notebook shows: cards of leaks, audits and sweeps that hold all they need, and a bar while
+a call runs."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def test_a_leak_says_whether_it_is_certified() -> None:
     assert "Certified exact" in leak._repr_html_()
     assert "class 4" in leak._repr_html_()
     assert "Not certified" in replace(leak, exact=False)._repr_html_()
-    empty = Leak("exact", torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, 5), math.nan, math.nan, False)
+    empty = Leak(
+        "exact", torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, 5), math.nan, math.nan, False
+    )
     assert "0 samples found by exact" in empty._repr_html_()
 
 
@@ -74,11 +77,14 @@ def test_a_sweep_shows_every_defense() -> None:
     html = swept._repr_html_()
     assert "noise: largest found to ceiling, by strength" in html
     assert "sign: largest found to ceiling, by strength" in html
-    assert re.search(r"1e-05</span><span>\d+ % to 100 %<", html)  # what was found, and what nobody can exceed
+    # what was found, and what nobody can exceed
+    assert re.search(r"1e-05</span><span>\d+ % to 100 %<", html)
 
 
 def test_a_ceiling_shows_a_bound_for_every_sample_and_label() -> None:
-    ceiling = SimpleNamespace(samples=torch.tensor([0.2, 0.9]), labels=torch.tensor([1.0, 0.5]), pairs=1)
+    ceiling = SimpleNamespace(
+        samples=torch.tensor([0.2, 0.9]), labels=torch.tensor([1.0, 0.5]), pairs=1
+    )
     html = of_ceiling(ceiling, "What can be read at most")
     assert re.findall(r"(\d+ %)", html) == ["20 %", "100 %", "90 %", "50 %"]
     assert "1 pair of worlds compared" in html
@@ -114,7 +120,8 @@ def test_a_notebook_has_one_bar_which_is_gone_at_the_end(
 ) -> None:
     ipython = FakeIPython(monkeypatch, kernel=True)
     unsum.audit(network(), BATCH)
-    assert ipython.shown.count("") == 2  # where it begins and where it ends: the attack inside has none of its own
+    # where it begins and where it ends: the attack inside has none of its own
+    assert ipython.shown.count("") == 2
     assert ipython.shown[0] == ipython.shown[-1] == ""
     assert any("The client computes its update" in html for html in ipython.shown)
     assert capsys.readouterr() == ("", "")

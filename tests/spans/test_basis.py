@@ -1,4 +1,5 @@
-"""The two spaces of a gradient: their number of directions told from rounding and from noise, by all values and by a sketch."""
+"""The two spaces of a gradient: their number of directions told from rounding and from noise, by
+all values and by a sketch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def test_a_sketch_of_a_large_matrix_is_what_all_of_it_gives(m: int, n: int, bias
     assert len(values) < m  # a sketch it is
     assert values[:20].tolist() == pytest.approx(squares.flip(0)[:20].sqrt().tolist(), rel=1e-9)
     space = every.flip(1)[:, :20]
-    assert float(torch.linalg.matrix_norm(vectors[:, :20] - space @ (space.T @ vectors[:, :20]), 2)) < 1e-8
+    assert (
+        float(torch.linalg.matrix_norm(vectors[:, :20] - space @ (space.T @ vectors[:, :20]), 2))
+        < 1e-8
+    )
     assert rest < 1e-11 * float(squares.sum())
 
 
@@ -34,7 +38,10 @@ def test_a_sketch_of_a_large_matrix_is_what_all_of_it_gives(m: int, n: int, bias
 def test_noise_is_measured_and_the_directions_above_it_counted(m: int, n: int) -> None:
     matrix = gradient(m, n, 10)[0]
     quiet = torch.linalg.svdvals(matrix.double())
-    assert basis._above_noise(quiet, m, n, basis.rounding_of(matrix), 0.0) == (basis.rounding_of(matrix), 10)
+    assert basis._above_noise(quiet, m, n, basis.rounding_of(matrix), 0.0) == (
+        basis.rounding_of(matrix),
+        10,
+    )
     noisy = matrix + 1e-4 * torch.randn(m, n, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(noisy.double())
     noise, found = basis._above_noise(values, m, n, basis.rounding_of(noisy), 0.0)

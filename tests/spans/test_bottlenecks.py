@@ -1,4 +1,5 @@
-"""Bottlenecks: every sample with what the block itself read, held against the truth; and what is left where that is not told."""
+"""Bottlenecks: every sample with what the block itself read, held against the truth; and what is
+left where that is not told."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _closed(model: nn.Sequential) -> nn.Sequential:
 
 @pytest.mark.parametrize("moved", ["means", "factor"])
 def test_what_batchnorm_hides_is_checked_by_the_shortcut(moved: str) -> None:
-    """Of a bottleneck in train mode: another mean of its channels, or another factor of all maps, is never certified."""
+    """Of a bottleneck in train mode: another mean of its channels, or another factor of all maps,
+    is never certified."""
     sent = client(bottleneck(classes=2), [0, 1, 1])
     known = Knowledge(batch_size=len(sent.labels))
     given = method.answer_of(Head.of(sent.model, sent.update), known, sent.model, sent.update)
@@ -47,7 +49,8 @@ def test_what_batchnorm_hides_is_checked_by_the_shortcut(moved: str) -> None:
 def test_a_block_s_input_that_explains_nothing_does_not_displace_the_maps_above_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two classes: features are open above the block, so that no prediction is finite there; maps are right all the same."""
+    """Two classes: features are open above the block, so that no prediction is finite there; maps
+    are right all the same."""
     sent = client(bottleneck(classes=2), [0, 1, 1])
     whole = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     lost = Claim(False, 8.0, ["The block's input was lost."])
@@ -62,14 +65,17 @@ def test_a_block_s_input_that_explains_nothing_does_not_displace_the_maps_above_
 
 
 def test_rows_of_a_one_by_one_convolution_in_train_mode() -> None:
-    """Deviations and closed places follow from the gradient alone: rows come back but for their mean and one factor."""
+    """Deviations and closed places follow from the gradient alone: rows come back but for their
+    mean and one factor."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(24, 80, generator=generator, dtype=torch.float64).relu()
     W = (
         torch.randn(40, 80, generator=generator, dtype=torch.float64)
         * torch.logspace(-1, 1, 40, dtype=torch.float64)[:, None]
     )
-    gamma, beta = (torch.rand(40, generator=generator, dtype=torch.float64) + shift for shift in (0.5, -0.3))
+    gamma, beta = (
+        torch.rand(40, generator=generator, dtype=torch.float64) + shift for shift in (0.5, -0.3)
+    )
     z = (X @ W.T).requires_grad_()
     parameters = [gamma.requires_grad_(), beta.requires_grad_()]
     y = F.batch_norm(z, None, None, *parameters, training=True)
@@ -77,7 +83,14 @@ def test_rows_of_a_one_by_one_convolution_in_train_mode() -> None:
     above = torch.randn(24, 40, generator=generator, dtype=torch.float64)
     D, grad_gamma, grad_beta, d = torch.autograd.grad(written, [z, *parameters, y], above)
     behind = rows.Behind(
-        True, W, D.T @ X, gamma.detach(), beta.detach(), grad_gamma, grad_beta, torch.ones(40, dtype=torch.float64)
+        True,
+        W,
+        D.T @ X,
+        gamma.detach(),
+        beta.detach(),
+        grad_gamma,
+        grad_beta,
+        torch.ones(40, dtype=torch.float64),
     )
     read = rows.read_rows(behind, d, *rows.where_on(written.detach(), behind))
     assert read is not None
@@ -88,9 +101,12 @@ def test_rows_of_a_one_by_one_convolution_in_train_mode() -> None:
     assert rows.read_rows(behind, *twice) is None  # more places than channels
 
 
-@pytest.mark.parametrize(("train", "labels"), [(False, [4, 1, 4]), (True, [4, 1, 4]), *long((True, [2, 2, 2]))])
+@pytest.mark.parametrize(
+    ("train", "labels"), [(False, [4, 1, 4]), (True, [4, 1, 4]), *long((True, [2, 2, 2]))]
+)
 def test_bottlenecks(train: bool, labels: list[int]) -> None:
-    """What stands beside the last convolutions is not known; labels and features follow from what pooling sends back."""
+    """What stands beside the last convolutions is not known; labels and features follow from what
+    pooling sends back."""
     sent = client(bottleneck(), labels, train=train)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert leak.batch_size == 3
@@ -100,7 +116,9 @@ def test_bottlenecks(train: bool, labels: list[int]) -> None:
     assert sorted(leak.labels.tolist()) == sorted(labels)
 
 
-def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As found where what the last convolution sends fits no gates at all."""
 
     def nothing(_: pooled.Normed, E: Tensor, head: Head, samples: int) -> pooled.Above:
@@ -116,7 +134,8 @@ def test_samples_of_a_bottleneck_that_send_nothing_are_not_returned(monkeypatch:
 
 @pytest.mark.parametrize(("train", "labels"), [(True, [0, 1, 1]), (False, [1, 1, 1])])
 def test_a_bottleneck_s_own_input_needs_no_classes(train: bool, labels: list[int]) -> None:
-    """Two classes do not determine features; what the block read does, and it is claimed with its mean and its factor."""
+    """Two classes do not determine features; what the block read does, and it is claimed with its
+    mean and its factor."""
     sent = client(bottleneck(classes=2), labels, train=train)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert list(leak.inner) == ["1.conv1", "1.conv2"]
@@ -127,7 +146,8 @@ def test_a_bottleneck_s_own_input_needs_no_classes(train: bool, labels: list[int
 
 
 def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
-    """Where its input is not told features are not determined, and nothing is claimed about them."""
+    """Where its input is not told features are not determined, and nothing is claimed about
+    them."""
     sent = client(_closed(bottleneck(classes=2)), [0, 1, 1])
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
     assert list(leak.inner) == ["1.conv2"]
@@ -137,7 +157,8 @@ def test_a_bottleneck_of_two_classes_gives_labels_and_maps() -> None:
 
 
 def test_a_part_of_a_bottleneck_s_samples_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all starts are one and the same, most samples are missing: nothing is returned, and the note says how many."""
+    """Where all starts are one and the same, most samples are missing: nothing is returned, and the
+    note says how many."""
     drawn = solve._starts
 
     def one(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
@@ -153,9 +174,13 @@ def test_a_part_of_a_bottleneck_s_samples_is_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_its_first_convolution_s_gradient() -> None:
-    """Without the gradient of the block's first convolution its input is not told; features are the head's to tell."""
+    """Without the gradient of the block's first convolution its input is not told; features are the
+    head's to tell."""
     sent = client(bottleneck(), [4, 1, 4], train=False)
-    update = replace(sent.update, gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv1.weight"})
+    update = replace(
+        sent.update,
+        gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv1.weight"},
+    )
     leak = unsum.separate(sent.model, update, "spans", batch_size=3)
     assert list(leak.inner) == ["1.conv2"]
     assert unsum.score(leak, features=sent.features)["worst_feature_error"] < 2e-4

@@ -14,7 +14,9 @@ B = 6
 
 def case(seed: int = 0, classes: int = 3) -> tuple[nn.Sequential, Tensor, Tensor]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, classes))
+    model = nn.Sequential(
+        nn.Linear(30, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, classes)
+    )
     return model, torch.randn(B, 30), torch.randint(0, classes, (B,))
 
 
@@ -22,7 +24,9 @@ def decayed(model: nn.Module, x: Tensor, y: Tensor, by: float, names: str = "") 
     """What a client sends whose optimizer decays the parameters whose names hold `names`."""
     gradients = unsum.capture(model, x, y).gradients
     weights = dict(model.named_parameters())
-    return unsum.Update({n: g + by * weights[n].detach() if names in n else g for n, g in gradients.items()})
+    return unsum.Update(
+        {n: g + by * weights[n].detach() if names in n else g for n, g in gradients.items()}
+    )
 
 
 @pytest.mark.parametrize("names", ["", "weight"])  # all of them; biases spared
@@ -43,7 +47,9 @@ def test_a_doubt_stands_beside_the_note_about_decay(method: str) -> None:
     """The same doubt as without decay: one sample more was said to be there than was found."""
     model, x, y = case(classes=20)
     clean, sent = unsum.capture(model, x, y), decayed(model, x, y, 0.01)
-    plain, leak = (unsum.separate(model, update, method, batch_size=B + 1) for update in (clean, sent))
+    plain, leak = (
+        unsum.separate(model, update, method, batch_size=B + 1) for update in (clean, sent)
+    )
     assert not plain.exact
     assert not leak.exact
     doubts = [note for note in plain.notes if "7" in note]

@@ -12,7 +12,9 @@ from unsum import UnsumError
 from unsum.spans import method
 
 
-def dropping(p: float, *, hidden: int = 2, m: int = 128, bias: bool = True, first: bool = False) -> nn.Sequential:
+def dropping(
+    p: float, *, hidden: int = 2, m: int = 128, bias: bool = True, first: bool = False
+) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Dropout(p)] if first else []
     for n in (40, *[m] * (hidden - 1)):
@@ -47,7 +49,8 @@ def test_samples_and_masks_come_back_together(p: float, hidden: int, B: int) -> 
     assert sorted(which.tolist()) == list(range(B))
     assert float(errors.max()) < 1e-4
     assert leak.labels[which].tolist() == y.tolist()
-    assert torch.allclose(leak.features[which], read[-1], atol=1e-4)  # with the zeros that dropout made
+    # with the zeros that dropout made
+    assert torch.allclose(leak.features[which], read[-1], atol=1e-4)
     assert leak.exact, leak.notes
     assert leak.inputs is not None
 
@@ -65,7 +68,9 @@ def test_inputs_that_were_dropped_are_what_comes_back() -> None:
 
 
 def test_dropout_on_the_inputs_alone_needs_no_masks() -> None:
-    model = nn.Sequential(*[layer for i, layer in enumerate(dropping(0.5, first=True)) if i not in (3, 6)])
+    model = nn.Sequential(
+        *[layer for i, layer in enumerate(dropping(0.5, first=True)) if i not in (3, 6)]
+    )
     x, y = batch(8, 40, 3)
     update, read = sent(model, x, y)
     leak = unsum.separate(model, update, "spans", batch_size=8)
@@ -101,7 +106,9 @@ def test_what_masks_cannot_be_read_of_is_refused() -> None:
         unsum.separate(bare, sent(bare, x, y)[0], "spans")
     model = dropping(0.5)
     change = unsum.capture_local(model, x, y, learning_rate=0.1, batch_size=2)
-    change = change.of_training(unsum.LocalTraining(learning_rate=0.1, steps=3), dict(model.named_parameters()))
+    change = change.of_training(
+        unsum.LocalTraining(learning_rate=0.1, steps=3), dict(model.named_parameters())
+    )
     with pytest.raises(UnsumError, match="one step through dropout"):
         unsum.separate(model, change, "spans")
 

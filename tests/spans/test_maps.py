@@ -1,4 +1,5 @@
-"""Every sample's map out of two convolutions, held against the truth; and what is said where there are none."""
+"""Every sample's map out of two convolutions, held against the truth; and what is said where there
+are none."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from unsum.spans.maps.solve import FoundMaps
 
 
 @pytest.mark.parametrize(
-    ("train", "labels"), [(False, [1, 1, 1]), (True, [0, 1, 2]), *long((False, [0, 1, 2]), (True, [1, 1, 1]))]
+    ("train", "labels"),
+    [(False, [1, 1, 1]), (True, [0, 1, 2]), *long((False, [0, 1, 2]), (True, [1, 1, 1]))],
 )
 def test_every_sample_is_certified(train: bool, labels: list[int]) -> None:
     """In train mode nobody sent statistics; labels may be equal."""
@@ -79,7 +81,8 @@ def test_the_client_s_mode_is_told_by_its_gradient(train: bool) -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_without_a_shortcut(train: bool) -> None:
-    """In train mode the maps' common factor shows in BatchNorm's eps alone; features do not depend on it."""
+    """In train mode the maps' common factor shows in BatchNorm's eps alone; features do not depend
+    on it."""
     sent = client(network(plain=True), [0, 1, 2], train=train)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
     assert float(sent.errors(leak).max()) < (1e-2 if train else 5e-6)
@@ -105,8 +108,8 @@ def test_biases_instead_of_norms() -> None:
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("make", [network, bottleneck])
 def test_a_mixture_is_never_certified(make: Callable[[], nn.Sequential], train: bool) -> None:
-    """Maps of the same space, as good as any other for the first convolution, with one replaced by a mixture; of a bottleneck,
-    what the block itself read."""
+    """Maps of the same space, as good as any other for the first convolution, with one replaced by
+    a mixture; of a bottleneck, what the block itself read."""
     sent = client(make(), [0, 1, 2], train=train)
     head = Head.of(sent.model, sent.update)
     known = Knowledge(batch_size=len(sent.labels))
@@ -120,7 +123,8 @@ def test_a_mixture_is_never_certified(make: Callable[[], nn.Sequential], train: 
 
 
 def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
-    """Maps that are right to a millionth, with a relu on the wrong side: unexplained until the bias gradient has told."""
+    """Maps that are right to a millionth, with a relu on the wrong side: unexplained until the bias
+    gradient has told."""
     sent = client(network(), [0, 1, 2])
     known = Knowledge(batch_size=len(sent.labels))
     asked = Asked(Head.of(sent.model, sent.update), known, sent.model, sent.update, None, 0)
@@ -134,7 +138,10 @@ def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
     reading, played = tail.answer(asked, given.maps)
     assert played.replay.unexplained > 1e-4
     over = gates.moved_over(
-        values + wrong.view_as(values), played.sent[gate.after], tail.gradients[gate.bias], torch.full((3,), 1e-5)
+        values + wrong.view_as(values),
+        played.sent[gate.after],
+        tail.gradients[gate.bias],
+        torch.full((3,), 1e-5),
     )
     assert (over != 0).flatten().nonzero().tolist() == [[int(nearest)]]
     tail = replace(tail, moved={gate.before: wrong.view_as(values) + over})
@@ -142,10 +149,15 @@ def test_a_relu_that_rounding_decided_is_put_on_the_client_s_side() -> None:
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where one sample is never found: the others are right, nothing is claimed, and who is missing is said."""
+def test_a_part_of_the_batch_is_returned_and_named(
+    train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one sample is never found: the others are right, nothing is claimed, and who is
+    missing is said."""
 
-    def without_one(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
+    def without_one(
+        condition: MapCondition, samples: int, seed: int, progress: Progress
+    ) -> FoundMaps:
         found = whole(condition, samples, seed, progress)
         return found[1:]
 
@@ -158,13 +170,18 @@ def test_a_part_of_the_batch_is_returned_and_named(train: bool, monkeypatch: pyt
     assert not leak.exact
     assert leak.notes[0].startswith("2 of 3 samples were told apart")
     assert "no sign" in leak.notes[0]
-    found, true = (F.normalize(maps.double().flatten(1)) for maps in (leak.inner["1.conv1"], sent.maps))
+    found, true = (
+        F.normalize(maps.double().flatten(1)) for maps in (leak.inner["1.conv1"], sent.maps)
+    )
     errors, which = torch.cdist(found, true).min(1)
-    assert float(errors.max()) < (1e-3 if train else 5e-6)  # without the factor, BatchNorm's eps is left out
+    # without the factor, BatchNorm's eps is left out
+    assert float(errors.max()) < (1e-3 if train else 5e-6)
     assert len(set(which.tolist())) == 2
 
 
-def test_samples_that_become_one_on_the_way_are_named_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_become_one_on_the_way_are_named_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As twins do once the batch's factor is known."""
     whole = samples.settled
 
@@ -181,7 +198,8 @@ def test_samples_that_become_one_on_the_way_are_named_as_missing(monkeypatch: py
 
 
 def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sample that is far from all others makes the batch's statistics: rounds that guess them do not come near."""
+    """One sample that is far from all others makes the batch's statistics: rounds that guess them
+    do not come near."""
     monkeypatch.delattr(solve, "_rounds")
     sent = client(network(), [0, 1, 2], first=30.0)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
@@ -190,7 +208,8 @@ def test_zeros_tell_samples_and_statistics_together(monkeypatch: pytest.MonkeyPa
 
 
 def test_zeros_lead_to_samples_that_no_start_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All starts are one and the same: it leads to one sample at most, and relu's zeros to all of them."""
+    """All starts are one and the same: it leads to one sample at most, and relu's zeros to all of
+    them."""
     drawn = solve._starts
 
     def one(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
@@ -206,7 +225,8 @@ def test_zeros_lead_to_samples_that_no_start_came_to(monkeypatch: pytest.MonkeyP
 
 
 def test_zeros_confirm_what_one_start_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lead to the same samples without the norm and the first layer; where they lead elsewhere, nothing is claimed."""
+    """They lead to the same samples without the norm and the first layer; where they lead
+    elsewhere, nothing is claimed."""
     finished, sparsest = solve._finished, solve.sparsest
 
     def once(condition: MapCondition, ends: Descent, number: int) -> FoundMaps:
@@ -225,14 +245,18 @@ def test_zeros_confirm_what_one_start_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("train", "kind"), [(True, torch.bfloat16), *long((False, torch.bfloat16), (True, torch.float16))]
+    ("train", "kind"),
+    [(True, torch.bfloat16), *long((False, torch.bfloat16), (True, torch.float16))],
 )
 def test_half_precision_hides_nothing_and_is_predicted(train: bool, kind: torch.dtype) -> None:
     with torch.autocast("cpu", kind):
         sent = client(network(), [0, 1, 2], train=train)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert not leak.exact
-    errors = float(sent.errors(leak).max()), unsum.score(leak, features=sent.features)["worst_feature_error"]
+    errors = (
+        float(sent.errors(leak).max()),
+        unsum.score(leak, features=sent.features)["worst_feature_error"],
+    )
     assert max(errors) < min(2e-2, leak.estimate)
     assert leak.estimate < 50 * max(errors)
 
@@ -259,8 +283,13 @@ def test_missing_tensors_are_named_and_the_head_is_still_read(frozen: bool) -> N
     model = network()
     model[1].conv2.requires_grad_(not frozen)
     sent = client(model, [0, 1, 2])
-    update = replace(sent.update, gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv2.weight"})
-    with pytest.raises(UnsumError, match=r"lacks '1\.conv2\.weight'.* use 'exact' for the head alone"):
+    update = replace(
+        sent.update,
+        gradients={n: g for n, g in sent.update.gradients.items() if n != "1.conv2.weight"},
+    )
+    with pytest.raises(
+        UnsumError, match=r"lacks '1\.conv2\.weight'.* use 'exact' for the head alone"
+    ):
         unsum.separate(sent.model, update, "spans")
     leak = unsum.attack(sent.model, update, batch_size=3)
     assert leak.exact, leak.notes
@@ -278,12 +307,17 @@ def test_norms_that_are_frozen_hide_nothing(train: bool) -> None:
     assert leak.exact, leak.notes
 
 
-@pytest.mark.parametrize(("train", "noise"), [(True, 1e-4), *long((True, 1e-3), (False, 1e-4), (False, 1e-3))])
+@pytest.mark.parametrize(
+    ("train", "noise"), [(True, 1e-4), *long((True, 1e-3), (False, 1e-4), (False, 1e-3))]
+)
 def test_noise_is_predicted(train: bool, noise: float) -> None:
-    """Never below the error, and near it: relus that noise put on the wrong side are set right before anything is predicted."""
+    """Never below the error, and near it: relus that noise put on the wrong side are set right
+    before anything is predicted."""
     sent = client(network(), [0, 1, 2], train=train)
     torch.manual_seed(0)
-    noisy = sent.update.map(lambda _, g: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn_like(g))
+    noisy = sent.update.map(
+        lambda _, g: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn_like(g)
+    )
     leak = unsum.separate(sent.model, noisy, "spans", batch_size=3)
     assert not leak.exact
     error = float(sent.errors(leak).max())
@@ -294,8 +328,11 @@ def test_noise_is_predicted(train: bool, noise: float) -> None:
 @pytest.mark.parametrize("twins", [0.0, *long(1e-3, 1e-2)])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("make", [bottleneck, network])
-def test_twins_leave_no_false_claim(make: Callable[[], nn.Sequential], train: bool, twins: float) -> None:
-    """Two of one label look like one that counts twice; equal ones are named twice, or nothing is claimed."""
+def test_twins_leave_no_false_claim(
+    make: Callable[[], nn.Sequential], train: bool, twins: float
+) -> None:
+    """Two of one label look like one that counts twice; equal ones are named twice, or nothing is
+    claimed."""
     sent = client(make(), [0, 1, 0], train=train, twins=twins)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=len(sent.labels))
     assert leak.exact == (twins == 0 and not train), leak.notes
@@ -342,7 +379,8 @@ def _no_norm(_: int) -> nn.Module:
     ],
 )
 def test_lengths_that_no_bias_tells(norm: Norm, classes: int, labels: list[int]) -> None:
-    """The head's gradient tells them: its rows are mixtures of features, and its softmax has one length that fits."""
+    """The head's gradient tells them: its rows are mixtures of features, and its softmax has one
+    length that fits."""
     sent = client(network(classes=classes, norm=norm), labels)
     leak = unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     assert float(sent.errors(leak).max()) < 1e-5
@@ -360,8 +398,13 @@ def test_maps_whose_lengths_are_open_are_not_returned() -> None:
 
 @pytest.mark.parametrize("affine", [False, True])
 def test_instance_norm_is_refused_in_a_sentence(affine: bool) -> None:
-    sent = client(network(classes=5, norm=lambda channels: nn.InstanceNorm2d(channels, affine=affine)), [0, 1, 2])
-    with pytest.raises(UnsumError, match=r"InstanceNorm.*use 'exact' for the head.*no sign that nothing leaks"):
+    sent = client(
+        network(classes=5, norm=lambda channels: nn.InstanceNorm2d(channels, affine=affine)),
+        [0, 1, 2],
+    )
+    with pytest.raises(
+        UnsumError, match=r"InstanceNorm.*use 'exact' for the head.*no sign that nothing leaks"
+    ):
         unsum.separate(sent.model, sent.update, "spans", batch_size=3)
     leak = unsum.separate(sent.model, sent.update, "exact", batch_size=3)
     assert sorted(leak.labels.tolist()) == [0, 1, 2]

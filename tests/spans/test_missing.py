@@ -1,4 +1,5 @@
-"""A second layer that sends a direction less than there are samples: the samples themselves tell which."""
+"""A second layer that sends a direction less than there are samples: the samples themselves tell
+which."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from unsum.spans.pair import choose_pair
 
 
 def client() -> tuple[nn.Sequential, Tensor, Tensor]:
-    """The tutorials' network, as initialized; with this seed ∇W of its second dense layer has rank 31 for 32 photos."""
+    """The tutorials' network, as initialized; with this seed ∇W of its second dense layer has rank
+    31 for 32 photos."""
     torch.manual_seed(18)
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
+        nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
     x = crops() * 2 - 1
     return model, x, torch.arange(len(x)) % CLASSES
@@ -34,7 +37,8 @@ def test_samples_beside_a_span_tell_the_direction_it_lacks() -> None:
         read = model[:7](x).double()
     before, whole = pair.condition, with_missing(pair, seed=0)
     assert whole.next.lacking
-    assert float(before.misfit(before.unknowns_of(read)).median()) > 1e-3  # no sample lies in the span
+    # no sample lies in the span
+    assert float(before.misfit(before.unknowns_of(read)).median()) > 1e-3
     assert float(whole.condition.misfit(whole.condition.unknowns_of(read)).max()) < 1e-4
 
 

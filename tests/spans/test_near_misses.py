@@ -37,7 +37,8 @@ Change = Callable[[Any], Any]
 FIVE = Knowledge(batch_size=5)
 NO_SECOND = "No second start led to this solution."
 WEIGHS = "Samples weigh differently"
-LIMIT = 100 * torch.finfo(torch.float32).eps  # of a tensor: what a client's arithmetic leaves at most
+# of a tensor: what a client's arithmetic leaves at most
+LIMIT = 100 * torch.finfo(torch.float32).eps
 
 
 def caught(where: object, name: str, run: Callable[[], unsum.Leak]) -> Any:
@@ -45,7 +46,9 @@ def caught(where: object, name: str, run: Callable[[], unsum.Leak]) -> Any:
     seen: list[Any] = []
     genuine = getattr(where, name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(where, name, lambda answer, *rest: (seen.append(answer), genuine(answer, *rest))[1])
+        patch.setattr(
+            where, name, lambda answer, *rest: (seen.append(answer), genuine(answer, *rest))[1]
+        )
         assert run().exact
     return seen[-1]
 
@@ -147,16 +150,28 @@ def predicted(error: float) -> Change:
             "Sent through the layers again, the samples leave 1e-05",
         ),
         (unexplained(0.0), unexplained(math.nan), "Sent through the layers again"),
-        (lambda answer: answer, lambda answer: replace(answer, lengths_open=True), "Without biases a temperature"),
-        (lambda answer: answer, lambda answer: replace(answer, missing=1), "1 more samples may be in the gradient"),
+        (
+            lambda answer: answer,
+            lambda answer: replace(answer, lengths_open=True),
+            "Without biases a temperature",
+        ),
+        (
+            lambda answer: answer,
+            lambda answer: replace(answer, missing=1),
+            "1 more samples may be in the gradient",
+        ),
     ],
 )
-def test_dense_samples_that_are_nearly_certain(answer: Answer, good: Change, bad: Change, sentence: str) -> None:
+def test_dense_samples_that_are_nearly_certain(
+    answer: Answer, good: Change, bad: Change, sentence: str
+) -> None:
     assert_claimed(dense.judge(good(answer), FIVE, 0))
     assert_doubted(dense.judge(bad(answer), FIVE, 0), sentence)
 
 
-def test_a_dense_sample_s_own_error_is_multiplied_by_five_and_must_stay_below_a_thousandth(answer: Answer) -> None:
+def test_a_dense_sample_s_own_error_is_multiplied_by_five_and_must_stay_below_a_thousandth(
+    answer: Answer,
+) -> None:
     assert_claimed(dense.judge(predicted(1.99e-4)(answer), FIVE, 0))
     claim = dense.judge(predicted(2.01e-4)(answer), FIVE, 0)
     assert not claim.exact
@@ -174,7 +189,13 @@ def test_how_far_the_last_solve_may_move_a_sample(answer: Answer) -> None:
         for share, moved in ((0.98 * allowed, False), (1.02 * allowed, True)):
             changed = shifted(share)(answer)
             roots = replace(changed.roots, errors=torch.full_like(changed.roots.errors, error))
-            assert replace(changed, roots=roots).moved.tolist() == [False, moved, False, False, False]
+            assert replace(changed, roots=roots).moved.tolist() == [
+                False,
+                moved,
+                False,
+                False,
+                False,
+            ]
 
 
 def test_a_sample_that_sends_little_more_than_is_left_is_named(answer: Answer) -> None:
@@ -185,37 +206,54 @@ def test_a_sample_that_sends_little_more_than_is_left_is_named(answer: Answer) -
         left = [value * units / 10 for value in answer.played.left]
         claim = dense.judge(replace(answer, played=replace(answer.played, left=left)), FIVE, 0)
         faint = [note for note in claim.notes if "sends little more" in note]
-        assert [note.startswith(f"Sample {name} sends") for note in faint] == ([] if units < least else [True])
+        assert [note.startswith(f"Sample {name} sends") for note in faint] == (
+            [] if units < least else [True]
+        )
 
 
 @pytest.fixture(scope="module")
 def steps() -> tuple[UnrolledAnswer, Knowledge]:
     model, (x, y) = network(40, 96, 96, 5), batch(8, 40, 5)
     update = unsum.capture_local(model, x, y, batch_size=4, learning_rate=0.1)
-    run = caught(unrolled, "judge_steps", lambda: unsum.separate(model, update, "spans", batch_size=8))
+    run = caught(
+        unrolled, "judge_steps", lambda: unsum.separate(model, update, "spans", batch_size=8)
+    )
     return run, Knowledge(batch_size=8)
 
 
-def test_steps_may_leave_twice_what_rounding_makes_of_weights(steps: tuple[UnrolledAnswer, Knowledge]) -> None:
+def test_steps_may_leave_twice_what_rounding_makes_of_weights(
+    steps: tuple[UnrolledAnswer, Knowledge],
+) -> None:
     answer, knowledge = steps
 
     def leaving(units: float) -> UnrolledAnswer:
         factor = units / answer.found.unexplained
-        left = [replace(s, grad_W=factor * s.grad_W, grad_b=factor * s.grad_b) for s in answer.found.left]
+        left = [
+            replace(s, grad_W=factor * s.grad_W, grad_b=factor * s.grad_b)
+            for s in answer.found.left
+        ]
         return replace(answer, found=replace(answer.found, left=left))
 
     assert_claimed(dense.judge_steps(leaving(1.98), knowledge, 0))
-    assert_doubted(dense.judge_steps(leaving(2.02), knowledge, 0), "the weights differ by 2 times what rounding makes")
+    assert_doubted(
+        dense.judge_steps(leaving(2.02), knowledge, 0),
+        "the weights differ by 2 times what rounding makes",
+    )
 
 
-def test_steps_whose_weights_do_not_fit_the_rate_are_doubted(steps: tuple[UnrolledAnswer, Knowledge]) -> None:
+def test_steps_whose_weights_do_not_fit_the_rate_are_doubted(
+    steps: tuple[UnrolledAnswer, Knowledge],
+) -> None:
     answer, knowledge = steps
     uneven = replace(answer, found=replace(answer.found, even=False))
     assert_doubted(dense.judge_steps(uneven, knowledge, 0), "do not add up to the learning rate")
-    assert_claimed(dense.judge_steps(replace(uneven, mean=False), knowledge, 0))  # a sum has no rate to fit
+    # a sum has no rate to fit
+    assert_claimed(dense.judge_steps(replace(uneven, mean=False), knowledge, 0))
 
 
-def test_every_sample_of_every_step_was_found_twice(steps: tuple[UnrolledAnswer, Knowledge]) -> None:
+def test_every_sample_of_every_step_was_found_twice(
+    steps: tuple[UnrolledAnswer, Knowledge],
+) -> None:
     answer, knowledge = steps
 
     def found(times: int) -> UnrolledAnswer:
@@ -227,14 +265,18 @@ def test_every_sample_of_every_step_was_found_twice(steps: tuple[UnrolledAnswer,
 
     assert_claimed(dense.judge_steps(found(2), knowledge, 0))
     assert_doubted(dense.judge_steps(found(1), knowledge, 0), NO_SECOND)
-    assert_doubted(dense.judge_steps(answer, Knowledge(batch_size=9), 0), "said to hold 9 samples, but 8")
+    assert_doubted(
+        dense.judge_steps(answer, Knowledge(batch_size=9), 0), "said to hold 9 samples, but 8"
+    )
     assert not dense.judge_steps(replace(answer, missing=1), knowledge, 0).exact
 
 
 @pytest.fixture(scope="module")
 def map_answer() -> MapAnswer:
     sent = maps.client(maps.network(64), [3, 1], train=False)
-    return caught(maps_method, "judge", lambda: unsum.separate(sent.model, sent.update, "spans", batch_size=2))
+    return caught(
+        maps_method, "judge", lambda: unsum.separate(sent.model, sent.update, "spans", batch_size=2)
+    )
 
 
 def map_hits(times: int) -> Change:
@@ -251,22 +293,38 @@ def map_hits(times: int) -> Change:
             unexplained(1.01 * LIMIT),
             "Sent through the layers again, the maps leave 1e-05",
         ),
-        (lambda answer: answer, lambda answer: replace(answer, lengths_open=True), "lengths of samples are open"),
-        (lambda answer: answer, lambda answer: replace(answer, missing=1), "1 more samples may be in the gradient"),
+        (
+            lambda answer: answer,
+            lambda answer: replace(answer, lengths_open=True),
+            "lengths of samples are open",
+        ),
+        (
+            lambda answer: answer,
+            lambda answer: replace(answer, missing=1),
+            "1 more samples may be in the gradient",
+        ),
     ],
 )
-def test_maps_that_are_nearly_certain(map_answer: MapAnswer, good: Change, bad: Change, sentence: str) -> None:
+def test_maps_that_are_nearly_certain(
+    map_answer: MapAnswer, good: Change, bad: Change, sentence: str
+) -> None:
     two = Knowledge(batch_size=2)
     assert_claimed(convolutional.judge(good(map_answer), two, 0))
     assert_doubted(convolutional.judge(bad(map_answer), two, 0), sentence)
 
 
 def test_maps_without_a_batch_size_may_hide_a_faint_sample(map_answer: MapAnswer) -> None:
-    assert_doubted(convolutional.judge(map_answer, Knowledge(), 0), "weighs next to nothing may be missing")
-    assert_doubted(convolutional.judge(map_answer, Knowledge(batch_size=3), 0), "said to hold 3 samples, but 2")
+    assert_doubted(
+        convolutional.judge(map_answer, Knowledge(), 0), "weighs next to nothing may be missing"
+    )
+    assert_doubted(
+        convolutional.judge(map_answer, Knowledge(batch_size=3), 0), "said to hold 3 samples, but 2"
+    )
 
 
-@pytest.mark.parametrize(("left", "faint"), [((0.9, 0.38), False), ((0.9, 0.42), True), ((1.1, 0.38), True)])
+@pytest.mark.parametrize(
+    ("left", "faint"), [((0.9, 0.38), False), ((0.9, 0.42), True), ((1.1, 0.38), True)]
+)
 def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], faint: bool) -> None:
     """(3, 4) with δ = 2 is 10 in one layer, (1, 0) with δ = 4 is 4 in the other: ten times what is
     left in each."""
@@ -279,7 +337,11 @@ def test_a_map_must_be_seen_in_every_convolution(left: tuple[float, float], fain
     rests = dict(zip("ab", left, strict=True))
     sent = SentLayers(torch.ones(1, 1, 1, 1), passed, rests, lambda _: passed)
     doubts = doubt_samples(sent, torch.ones(1), Knowledge(batch_size=1), 0)
-    assert doubts == (["Sample 0 sends little more to some layer than is left unexplained there."] if faint else [])
+    assert doubts == (
+        ["Sample 0 sends little more to some layer than is left unexplained there."]
+        if faint
+        else []
+    )
 
 
 def test_maps_err_by_three_times_what_is_left_at_least() -> None:
@@ -296,7 +358,9 @@ def test_maps_that_explain_too_little_have_errors_of_what_is_left(map_answer: Ma
     assert claim.predicted_error == pytest.approx(0.06)  # three times
 
 
-def test_an_error_of_maps_is_that_of_features_where_these_change_more(map_answer: MapAnswer) -> None:
+def test_an_error_of_maps_is_that_of_features_where_these_change_more(
+    map_answer: MapAnswer,
+) -> None:
     """Never below the map's own, whatever the layers above make of a change; and an unknown one
     stays unknown."""
     errors = torch.tensor([1e-5, 2e-5], dtype=torch.float64)
@@ -305,20 +369,26 @@ def test_an_error_of_maps_is_that_of_features_where_these_change_more(map_answer
     double = convolutional.feature_errors(replace(map_answer, errors=2 * errors), 0)
     torch.testing.assert_close(double, 2 * found)
     unknown = torch.tensor([1e-5, math.inf], dtype=torch.float64)
-    assert torch.equal(convolutional.feature_errors(replace(map_answer, errors=unknown), 0), unknown)
+    assert torch.equal(
+        convolutional.feature_errors(replace(map_answer, errors=unknown), 0), unknown
+    )
 
 
 @pytest.fixture(scope="module")
 def picture_answer() -> PictureAnswer:
     model, (images, _) = torchvision_vit(), photos(1)
     update = unsum.capture(model, images, torch.tensor([3]), train=False)
-    return caught(tokens_method, "judge", lambda: unsum.separate(model, update, "tokens", batch_size=1))
+    return caught(
+        tokens_method, "judge", lambda: unsum.separate(model, update, "tokens", batch_size=1)
+    )
 
 
 def replayed(left: Callable[[Any], Tensor]) -> Change:
     def change(answer: Any) -> Any:
         replay = answer.played.replay
-        return replace(answer, played=replace(answer.played, replay=replace(replay, left=left(replay))))
+        return replace(
+            answer, played=replace(answer.played, replay=replace(replay, left=left(replay)))
+        )
 
     return change
 
@@ -334,7 +404,8 @@ def replayed(left: Callable[[Any], Tensor]) -> Change:
         ),
         (
             lambda answer: answer,
-            lambda answer: replace(answer, used=tuple(answer.played.left)),  # nothing is left that could confirm it
+            # nothing is left that could confirm it
+            lambda answer: replace(answer, used=tuple(answer.played.left)),
             NO_SECOND,
         ),
     ],
@@ -348,4 +419,6 @@ def test_pictures_that_are_nearly_certain(
 
 
 def test_pictures_without_a_batch_size_may_hide_a_faint_one(picture_answer: PictureAnswer) -> None:
-    assert_doubted(judge_pictures(picture_answer, Knowledge(), 0), "weighs next to nothing may be missing")
+    assert_doubted(
+        judge_pictures(picture_answer, Knowledge(), 0), "weighs next to nothing may be missing"
+    )

@@ -1,4 +1,5 @@
-"""Samples of networks that end in depthwise and 1×1 convolutions: vectors of single places, held against the truth."""
+"""Samples of networks that end in depthwise and 1×1 convolutions: vectors of single places, held
+against the truth."""
 
 from __future__ import annotations
 

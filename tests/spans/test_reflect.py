@@ -1,4 +1,5 @@
-"""Reflections: closest points of bent lines and of flat sets, and where the walk between them ends."""
+"""Reflections: closest points of bent lines and of flat sets, and where the walk between them
+ends."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import Condition, Further, starts
 
 
-def condition(B: int, *, bias: bool = True, further: bool = False) -> tuple[Condition, torch.Tensor]:
+def condition(
+    B: int, *, bias: bool = True, further: bool = False
+) -> tuple[Condition, torch.Tensor]:
     """Of B samples in a network 80-64-64-64-4, and the samples."""
     torch.manual_seed(0)
     layers = [(nn.Linear(n, m, bias=bias), nn.ReLU()) for n, m in ((80, 64), (64, 64), (64, 64))]
@@ -38,7 +41,9 @@ def condition(B: int, *, bias: bool = True, further: bool = False) -> tuple[Cond
         (nn.ELU(), None),
     ],
 )
-def test_two_straight_lines_are_told_from_curves(module: nn.Module, slopes: tuple[float, float] | None) -> None:
+def test_two_straight_lines_are_told_from_curves(
+    module: nn.Module, slopes: tuple[float, float] | None
+) -> None:
     activation = activation_of(module)
     assert activation is not None
     assert reflect.slopes(activation) == slopes
@@ -57,9 +62,12 @@ def test_no_point_of_the_bent_line_is_closer(lines: tuple[float, float]) -> None
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_every_start_ends_near_a_sample(bias: bool) -> None:
-    """At a quarter of the width; without biases up to the sample's length, which nothing tells there."""
+    """At a quarter of the width; without biases up to the sample's length, which nothing tells
+    there."""
     given, x = condition(16, bias=bias)
-    s = reflect.reflected(given, starts(given, 32, torch.Generator().manual_seed(0), rows=True), 2000)
+    s = reflect.reflected(
+        given, starts(given, 32, torch.Generator().manual_seed(0), rows=True), 2000
+    )
     ends = given.inputs(s)
     alike = nn.functional.cosine_similarity(x[:, None], ends, dim=2)
     assert len(ends) > 28

@@ -1,4 +1,5 @@
-"""Samples out of two consecutive dense layers, held against the truth; and what is said where there are none."""
+"""Samples out of two consecutive dense layers, held against the truth; and what is said where there
+are none."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_the_order_of_the_batch_does_not_matter() -> None:
     x, y = batch(10, 40, 3)
     turned = torch.arange(9, -1, -1)
     for order in (torch.arange(10), turned):
-        assert_all_found(unsum.separate(model, unsum.capture(model, x[order], y[order]), "spans"), x, y)
+        assert_all_found(
+            unsum.separate(model, unsum.capture(model, x[order], y[order]), "spans"), x, y
+        )
 
 
 def test_other_names_of_the_classes_change_nothing_but_the_labels() -> None:
@@ -66,7 +69,8 @@ def test_a_table_whose_rows_are_shorter_than_the_batch_is_large() -> None:
 
 
 def test_two_fifths_of_the_width_are_read() -> None:
-    """More than descents reach; and no pair is chosen whose second layer is a head that all classes fill."""
+    """More than descents reach; and no pair is chosen whose second layer is a head that all classes
+    fill."""
     model = network(80, 64, 64, 5)
     x, y = batch(26, 80, 5)
     leak = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=26)
@@ -75,7 +79,8 @@ def test_two_fifths_of_the_width_are_read() -> None:
 
 
 def test_a_third_layer_reads_half_the_width() -> None:
-    """Two layers have as many equations as unknowns there; the span of the layer after them decides."""
+    """Two layers have as many equations as unknowns there; the span of the layer after them
+    decides."""
     model = network(80, 64, 64, 64, 5)
     x, y = batch(30, 80, 5)
     leak = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=30)
@@ -108,7 +113,11 @@ def test_one_logit_with_binary_cross_entropy() -> None:
     x, y = batch(10, 40, 2)
     loss = nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], y.float())
     gradients = dict(
-        zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters())), strict=True)
+        zip(
+            dict(model.named_parameters()),
+            torch.autograd.grad(loss, list(model.parameters())),
+            strict=True,
+        )
     )
     leak = unsum.separate(model, unsum.Update(gradients), "spans", loss="bce", batch_size=10)
     which, errors = partners(leak, x)
@@ -119,8 +128,9 @@ def test_one_logit_with_binary_cross_entropy() -> None:
 def test_lenet_below_the_pooling_gives_what_its_dense_part_reads() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
+        nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
     x = nn.functional.interpolate(torch.randn(16, 3, 6, 6), 32, mode="bilinear")
     y = torch.randint(10, (16,))
@@ -171,13 +181,15 @@ def test_noise_is_said_and_nothing_is_claimed() -> None:
 def lenet() -> nn.Sequential:
     """The network of the federated tutorials."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
+        nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
 
 
 def test_the_tutorials_batch_of_32_is_read_whole_and_certified() -> None:
-    """Features that differ by little: rows of the gradient as starts, families settled, and a last solve of all samples."""
+    """Features that differ by little: rows of the gradient as starts, families settled, and a last
+    solve of all samples."""
     torch.manual_seed(0)
     model = lenet()
     x = nn.functional.interpolate(torch.randn(32, 3, 6, 6), 32, mode="bilinear")
@@ -191,7 +203,9 @@ def test_the_tutorials_batch_of_32_is_read_whole_and_certified() -> None:
 def test_lengths_without_biases_come_from_the_softmax() -> None:
     model = network(20, 64, 64, 5, bias=False)
     x, y = batch(6, 20, 5)
-    leak = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=6, loss="cross-entropy")
+    leak = unsum.separate(
+        model, unsum.capture(model, x, y), "spans", batch_size=6, loss="cross-entropy"
+    )
     assert_all_found(leak, x, y)
     assert leak.exact, leak.notes
 
@@ -199,7 +213,9 @@ def test_lengths_without_biases_come_from_the_softmax() -> None:
 def test_without_biases_a_temperature_looks_like_longer_samples() -> None:
     model = network(20, 64, 64, 5, bias=False)
     x, y = batch(6, 20, 5)
-    told = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=6, loss="cross-entropy")
+    told = unsum.separate(
+        model, unsum.capture(model, x, y), "spans", batch_size=6, loss="cross-entropy"
+    )
     assert told.exact  # the loss that was declared has no temperature
     loss = nn.functional.cross_entropy(model(x) / 2, y)
     sent = torch.autograd.grad(loss, list(model.parameters()))
@@ -224,7 +240,8 @@ def test_an_odd_network_has_mirrored_roots_and_only_the_samples_are_given() -> N
 
 
 def test_two_that_are_alike_are_not_claimed_as_one_that_occurs_twice() -> None:
-    """Two samples of one label whose units are all on send what their mean sends twice, however far they are apart."""
+    """Two samples of one label whose units are all on send what their mean sends twice, however far
+    they are apart."""
     model = network(25, 63, 63, 2, activation=nn.LeakyReLU, seed=3)
     x, y = 0.05 * batch(3, 25, 2)[0], torch.tensor([0, 0, 1])
     apart = unsum.separate(model, unsum.capture(model, x, y), "spans", batch_size=3)
@@ -243,7 +260,11 @@ def test_soft_labels_and_other_losses_are_found_without_being_declared(kind: str
     x, y = batch(12, 40, 5)
     Y = nn.functional.one_hot(y, 5).float()
     Y = {"smooth": 0.9 * Y + 0.02, "mixup": 0.7 * Y + 0.3 * Y.roll(1, 0), "mse": Y}[kind]
-    loss = nn.functional.mse_loss(model(x), Y) if kind == "mse" else nn.functional.cross_entropy(model(x), Y)
+    loss = (
+        nn.functional.mse_loss(model(x), Y)
+        if kind == "mse"
+        else nn.functional.cross_entropy(model(x), Y)
+    )
     sent = torch.autograd.grad(loss, list(model.parameters()))
     update = unsum.Update(dict(zip(dict(model.named_parameters()), sent, strict=True)))
     leak = unsum.separate(model, update, "spans", batch_size=12)
@@ -254,14 +275,20 @@ def test_soft_labels_and_other_losses_are_found_without_being_declared(kind: str
     assert leak.loss == ("mse" if kind == "mse" else "cross-entropy")
 
 
-@pytest.mark.parametrize(("bias", "C", "open_signs"), [(False, 2, True), (True, 2, False), (False, 3, False)])
+@pytest.mark.parametrize(
+    ("bias", "C", "open_signs"), [(False, 2, True), (True, 2, False), (False, 3, False)]
+)
 def test_two_answers_without_biases_leave_signs_open(bias: bool, C: int, open_signs: bool) -> None:
-    """Bred: a tanh network of two classes without biases sends the same for −x with the other label."""
+    """Bred: a tanh network of two classes without biases sends the same for −x with the other
+    label."""
     model = network(20, 64, 64, C, activation=nn.Tanh, bias=bias)
     x, y = batch(6, 20, C)
     steps = find_chain(model, unsum.capture(model, x, y)).steps
     Y = nn.functional.one_hot(y, C).double()
-    played = replay(PlayedBatch(steps, x.double(), Y, 1 / 6, [(20,), (64,), (64,)]), torch.full((6,), 1e-7).double())
+    played = replay(
+        PlayedBatch(steps, x.double(), Y, 1 / 6, [(20,), (64,), (64,)]),
+        torch.full((6,), 1e-7).double(),
+    )
     assert played.replay.unexplained < 1e-5
     doubts = doubt_mirror(played, torch.full((6,), 1e-7).double(), 1e-5, Knowledge())
     assert bool(doubts) is open_signs

@@ -1,4 +1,5 @@
-"""Local steps unrolled: the samples of every step out of one change of weights, held against the truth."""
+"""Local steps unrolled: the samples of every step out of one change of weights, held against the
+truth."""
 
 from __future__ import annotations
 
@@ -44,8 +45,11 @@ def test_steps_that_nobody_told_of_are_unrolled_and_certified() -> None:
     assert bool(leak.inputs_exact.all())
 
 
-def test_steps_that_were_followed_are_not_lost_where_one_step_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the number of samples nothing is claimed, and the same change taken for one step may be refused."""
+def test_steps_that_were_followed_are_not_lost_where_one_step_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the number of samples nothing is claimed, and the same change taken for one step may
+    be refused."""
 
     def refuse(*_: object) -> None:
         raise UnsumError("the batch takes all directions")
@@ -62,7 +66,11 @@ def test_steps_that_were_followed_are_not_lost_where_one_step_cannot_be(monkeypa
 def test_samples_come_in_the_order_of_their_steps() -> None:
     update, x, _ = sent(12, 4, learning_rate=0.1)
     which, _ = partners(unsum.separate(network(40, 96, 96, 5), update, "spans"), x)
-    assert [sorted(part.tolist()) for part in which.split(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [sorted(part.tolist()) for part in which.split(4)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
 
 
 @pytest.mark.parametrize("size", [5, 16])
@@ -117,7 +125,9 @@ def test_a_sample_that_a_step_holds_twice_is_counted() -> None:
     x, y = batch(8, 40, 5)
     x, y = torch.cat([x[:1], x]), torch.cat([y[:1], y])
     model = network(40, 96, 96, 5)
-    leak = unsum.separate(model, unsum.capture_local(model, x, y, learning_rate=0.1, batch_size=3), "spans")
+    leak = unsum.separate(
+        model, unsum.capture_local(model, x, y, learning_rate=0.1, batch_size=3), "spans"
+    )
     assert leak.batch_size == 9
     _, errors = partners(leak, x)
     assert float(errors.max()) < 1e-3
@@ -149,7 +159,9 @@ def test_the_one_place_that_chooses_follows_steps_below_the_head() -> None:
     ],
 )
 def test_refusals_say_what_to_do(training: LocalTraining, loss: str | None, words: str) -> None:
-    update, *_ = sent(12, 4, training, learning_rate=0.1, rate_known=training.learning_rate is not None)
+    update, *_ = sent(
+        12, 4, training, learning_rate=0.1, rate_known=training.learning_rate is not None
+    )
     with pytest.raises(UnsumError, match=words):
         unsum.separate(network(40, 96, 96, 5), update, "spans", loss=loss)
 
@@ -158,7 +170,10 @@ def test_refusals_say_what_to_do(training: LocalTraining, loss: str | None, word
 def test_a_shared_weight_tells_the_number_only_beside_a_sample_that_is_surely_one(
     shown: list[float], doubted: bool
 ) -> None:
-    """Two pairs of twins share a weight as two samples do: bred cases whose steps were all twins had been claimed."""
-    replayed = SimpleNamespace(contributions=lambda: torch.full((2,), 100.0), twins=lambda _seed: torch.tensor(shown))
+    """Two pairs of twins share a weight as two samples do: bred cases whose steps were all twins
+    had been claimed."""
+    replayed = SimpleNamespace(
+        contributions=lambda: torch.full((2,), 100.0), twins=lambda _seed: torch.tensor(shown)
+    )
     doubts = judge._doubt_samples(replayed, torch.ones(2), Knowledge(), 0, weighed=True)
     assert bool(doubts) == doubted

@@ -11,7 +11,8 @@ SIZE = 32
 
 
 def cut(count: int, seed: int = 0, *, grid: bool = True) -> Tensor:
-    """(count, 3, 32, 32) random cuts of the embedded photos; with `grid` their pixels are those of 8-bit pictures."""
+    """(count, 3, 32, 32) random cuts of the embedded photos; with `grid` their pixels are those of
+    8-bit pictures."""
     generator = torch.Generator().manual_seed(seed)
     photos = embedded_batch(photo_count(), image_size=96).images
     made = []
@@ -26,5 +27,7 @@ def cut(count: int, seed: int = 0, *, grid: bool = True) -> Tensor:
 
 def distances(found: Tensor, true: Tensor) -> Tensor:
     """(N, B) PSNR of every reading against every photo."""
-    apart = torch.cdist(found.flatten(1).double(), true.flatten(1).double()) / true[0].numel() ** 0.5
+    apart = (
+        torch.cdist(found.flatten(1).double(), true.flatten(1).double()) / true[0].numel() ** 0.5
+    )
     return -20 * apart.clamp_min(1e-8).log10()

@@ -28,8 +28,11 @@ def pixels(seed: int, *shape: int) -> Tensor:
     return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed)) / 255
 
 
-def synthetic(*, found: int = 3, pictures: bool = True, channels: int = 3, titles: list[str] | None = None) -> Audit:
-    """An attack on three samples that found the first `found` of them, in reverse order, with small errors."""
+def synthetic(
+    *, found: int = 3, pictures: bool = True, channels: int = 3, titles: list[str] | None = None
+) -> Audit:
+    """An attack on three samples that found the first `found` of them, in reverse order, with small
+    errors."""
     features = torch.eye(3, 5) + 1
     targets = torch.tensor([0, 1, 2])
     images = pixels(0, 3, channels, 16, 16)
@@ -50,7 +53,16 @@ def synthetic(*, found: int = 3, pictures: bool = True, channels: int = 3, title
         notes=[] if pictures else ["There are no pictures for this model: wrong backbone."],
     )
     setting = Setting(
-        "tiny net", 3, 4, "train", "Clip(4)", "exact", 7, "abacus", "unsum audit --seed 7", {"torch": "9.8.7"}
+        "tiny net",
+        3,
+        4,
+        "train",
+        "Clip(4)",
+        "exact",
+        7,
+        "abacus",
+        "unsum audit --seed 7",
+        {"torch": "9.8.7"},
     )
     truth = Batch(images, targets, titles or TITLES, CLASSES)
     compared = (images, targets, features)
@@ -63,7 +75,9 @@ def captured(*, exact: bool = True, pictures: bool = True, names: list[str] | No
     """The same attack on an update that came without the truth."""
     audit = synthetic(pictures=pictures)
     leak = replace(audit.leak, exact=exact, predicted_error=1e-3 if exact else 0.7)
-    return replace(audit, truth=None, samples=[], scores={}, shares=[], leak=leak, class_names=names or CLASSES)
+    return replace(
+        audit, truth=None, samples=[], scores={}, shares=[], leak=leak, class_names=names or CLASSES
+    )
 
 
 def bounded(*limits: float, pairs: int = 96, **what: Any) -> Ceiling:
@@ -81,7 +95,9 @@ def shares(*leakages: float) -> list[Shares]:
 
 def with_names(audit: Audit, text: str) -> Audit:
     """The same with `text` in the place of everything that comes from outside."""
-    setting = replace(audit.setting, model=text, command=text, defenses=text, device=text, versions={text: text})
+    setting = replace(
+        audit.setting, model=text, command=text, defenses=text, device=text, versions={text: text}
+    )
     leak = replace(audit.leak, notes=[text], knowledge=Knowledge(auxiliary_photos=text))
     if audit.truth is None:
         return replace(audit, setting=setting, leak=leak, class_names=[text] * 4)

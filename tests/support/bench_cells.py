@@ -10,10 +10,13 @@ CONV = Network("conv", 16, 10)
 EXACT = Attack("exact")
 FGLA = Attack("fgla", granted="labels")
 UNKNOWN_OPTION = Attack("exact", (("turns", 3),))  # refused by the attack, in a sentence
-BROKEN = Attack("l̂", (("accuracy", "high"),), family="estimate")  # a declaration that makes no sense
+# a declaration that makes no sense
+BROKEN = Attack("l̂", (("accuracy", "high"),), family="estimate")
 
 
-def cell(attack: Attack = EXACT, batch: int = 4, seed: int = 0, defense: str = "none", same: int = 0) -> Cell:
+def cell(
+    attack: Attack = EXACT, batch: int = 4, seed: int = 0, defense: str = "none", same: int = 0
+) -> Cell:
     return Cell(CONV, attack, batch, same, defense=defense, seed=seed)
 
 

@@ -1,4 +1,5 @@
-"""What the tests of pages share: hostile names, and an ear for all that a page complains about or asks for."""
+"""What the tests of pages share: hostile names, and an ear for all that a page complains about or
+asks for."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class Heard:
     def listen(self, page: Page) -> None:
         page.on("console", lambda message: self._console(message.type, message.text))
         page.on("pageerror", lambda error: self.complaints.append(f"pageerror: {error}"))
-        page.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url[:80]}"))
+        page.on(
+            "requestfailed", lambda request: self.complaints.append(f"failed: {request.url[:80]}")
+        )
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("dialog", self._dialog)
 

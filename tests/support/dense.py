@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import unsum
 
 
-def network(*sizes: int, activation: type[nn.Module] = nn.ReLU, bias: bool = True, seed: int = 0) -> nn.Sequential:
+def network(
+    *sizes: int, activation: type[nn.Module] = nn.ReLU, bias: bool = True, seed: int = 0
+) -> nn.Sequential:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for n, m in itertools.pairwise(sizes):
@@ -26,6 +28,8 @@ def batch(B: int, n: int, C: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 def partners(leak: unsum.Leak, x: Tensor) -> tuple[Tensor, Tensor]:
     """For every true sample the closest one that was found, and how far it is off, relative."""
     found = next(iter(leak.inner.values())).double()
-    apart = torch.cdist(x.flatten(1).double(), found) / x.flatten(1).double().norm(dim=1, keepdim=True)
+    apart = torch.cdist(x.flatten(1).double(), found) / x.flatten(1).double().norm(
+        dim=1, keepdim=True
+    )
     errors, which = apart.min(1)
     return which, errors

@@ -1,4 +1,5 @@
-"""Environments of their own for frameworks that pin older releases of what unsum is developed with."""
+"""Environments of their own for frameworks that pin older releases of what unsum is developed
+with."""
 
 from __future__ import annotations
 
@@ -17,17 +18,26 @@ HEAVY = ("torch", "torchvision", "torchmetrics", "triton", "nvidia", "cuda", "nu
 
 
 def environment(folder: Path, *packages: str, extras: str = "") -> Path:
-    """A new environment with unsum from this tree, `packages` and pytest; skipped where it cannot be made and need not be."""
+    """A new environment with unsum from this tree, `packages` and pytest; skipped where it cannot
+    be made and need not be."""
     required = os.environ.get("UNSUM_REQUIRE_UV") == "1"
     if shutil.which("uv") is None:
-        _give_up("No uv on the PATH; install it (pip install uv) to test the integrations.", required)
-    # The large packages in the versions that are here already, out of uv's cache: seconds instead of gigabytes.
-    versions = {f"{d.name}=={d.version}" for d in distributions() if d.name and d.name.lower().startswith(HEAVY)}
+        _give_up(
+            "No uv on the PATH; install it (pip install uv) to test the integrations.", required
+        )
+    # The large packages in the versions that are here already, out of uv's cache: seconds instead
+    # of gigabytes.
+    versions = {
+        f"{d.name}=={d.version}"
+        for d in distributions()
+        if d.name and d.name.lower().startswith(HEAVY)
+    }
     (folder / "versions.txt").write_text("\n".join(sorted(versions)))
     python = folder / "venv" / "bin" / "python"
     commands = (
         ["uv", "venv", "--quiet", "--python", sys.executable, str(folder / "venv")],
-        ["uv", "pip", "install", "--quiet", "--python", str(python), "--constraint", str(folder / "versions.txt"),
+        ["uv", "pip", "install", "--quiet", "--python", str(python), "--constraint",
+        str(folder / "versions.txt"),
          "pytest", *packages, "--editable", f"{pages.ROOT}{extras}"],
     )  # fmt: skip
     for command in commands:

@@ -14,7 +14,8 @@ from unsum.knowledge import Knowledge
 from unsum.leak import Leak
 
 NOTHING = Knowledge()
-PLAIN = Knowledge(loss="cross-entropy")  # for heads without a bias, where a temperature would send the same
+# for heads without a bias, where a temperature would send the same
+PLAIN = Knowledge(loss="cross-entropy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +29,28 @@ def one_hot(labels: list[int] | Tensor, classes: int) -> Tensor:
     return nn.functional.one_hot(torch.as_tensor(labels), classes).double()
 
 
-def case(features: Tensor, linear: nn.Linear, targets: Tensor, *, reduction: str = "mean", scale: float = 1.0) -> Case:
+def case(
+    features: Tensor,
+    linear: nn.Linear,
+    targets: Tensor,
+    *,
+    reduction: str = "mean",
+    scale: float = 1.0,
+) -> Case:
     """The head's gradient as a client computes it: float32 autograd."""
     linear.zero_grad()
     nn.functional.cross_entropy(linear(features), targets.float(), reduction=reduction).backward()
     W, b = linear.weight, linear.bias
     assert W.grad is not None
     grad_b = None if b is None or b.grad is None else b.grad.clone() * scale
-    head = Head("fc", W.detach(), None if b is None else b.detach(), W.grad.clone() * scale, grad_b, reduction)
+    head = Head(
+        "fc",
+        W.detach(),
+        None if b is None else b.detach(),
+        W.grad.clone() * scale,
+        grad_b,
+        reduction,
+    )
     return Case(head, features, targets)
 
 
@@ -51,9 +66,16 @@ def backbone_features(B: int, *, pooled: bool = True, train: bool = True, seed: 
 
 
 def trained(
-    B: int, seed: int, confidence: float, classes: int = 200, *, smoothing: float = 0.0, mixed: bool = False
+    B: int,
+    seed: int,
+    confidence: float,
+    classes: int = 200,
+    *,
+    smoothing: float = 0.0,
+    mixed: bool = False,
 ) -> Case:
-    """A head whose rows point at class centers; some samples are confident, some wrong, as after training."""
+    """A head whose rows point at class centers; some samples are confident, some wrong, as after
+    training."""
     generator = torch.Generator().manual_seed(seed)
     centers = torch.relu(torch.randn(classes, 256, generator=generator))
     linear = nn.Linear(256, classes)
@@ -69,7 +91,9 @@ def trained(
     return case(features, linear, rows * (1 - smoothing) + smoothing / classes)
 
 
-def resnet_case(labels: list[int], classes: int, *, smoothing: float = 0.0, bias: bool = True, **options: bool) -> Case:
+def resnet_case(
+    labels: list[int], classes: int, *, smoothing: float = 0.0, bias: bool = True, **options: bool
+) -> Case:
     features = backbone_features(len(labels), **options)
     targets = one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
     return case(features, nn.Linear(features.shape[1], classes, bias=bias), targets)
@@ -78,8 +102,13 @@ def resnet_case(labels: list[int], classes: int, *, smoothing: float = 0.0, bias
 def order(leak: Leak, truth: Case) -> Tensor:
     """Row of the leak for each true sample."""
     assert leak.batch_size == len(truth.features)
-    cost = torch.cdist(truth.features.double(), leak.features.double()) / truth.features.norm(dim=1)[:, None]
-    return torch.as_tensor(linear_sum_assignment(cost + torch.cdist(truth.targets, leak.targets))[1])
+    cost = (
+        torch.cdist(truth.features.double(), leak.features.double())
+        / truth.features.norm(dim=1)[:, None]
+    )
+    return torch.as_tensor(
+        linear_sum_assignment(cost + torch.cdist(truth.targets, leak.targets))[1]
+    )
 
 
 def feature_error(leak: Leak, truth: Case) -> float:

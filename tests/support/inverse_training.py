@@ -17,7 +17,11 @@ SHORT = Training(steps=12, size=SIZE, batch=16, clients=(4, 8), save_every=0.0)
 def backbone(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 8 * 8, 5)
+        nn.Conv2d(3, 12, 3, 2, 1),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12 * 8 * 8, 5),
     )
 
 

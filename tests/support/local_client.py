@@ -12,11 +12,16 @@ from unsum.local_training import LocalTraining
 
 
 class Client:
-    """A body with a ReLU and a head; trains by SGD and remembers the features that every step saw."""
+    """A body with a ReLU and a head; trains by SGD and remembers the features that every step
+    saw."""
 
-    def __init__(self, *, seed: int = 0, bias: bool = True, features: int = 96, classes: int = 60) -> None:
+    def __init__(
+        self, *, seed: int = 0, bias: bool = True, features: int = 96, classes: int = 60
+    ) -> None:
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(40, features), nn.ReLU(), nn.Linear(features, classes, bias=bias))
+        self.model = nn.Sequential(
+            nn.Linear(40, features), nn.ReLU(), nn.Linear(features, classes, bias=bias)
+        )
         self.images, self.labels = 2 * torch.randn(8, 40), torch.randperm(classes)[:8]
 
     def sends(self, training: LocalTraining, size: int, rate: float) -> tuple[Update, Tensor]:
@@ -36,6 +41,9 @@ class Client:
         divisor = None if training.learning_rate is None else rate * training.steps
         update = Update.from_delta(delta, divisor, training=training)
         if training.weight_decay:  # as `seen` does: one step's decay at the weights that were sent
-            gradients = {n: g - training.weight_decay * before[n].detach() for n, g in update.gradients.items()}
+            gradients = {
+                n: g - training.weight_decay * before[n].detach()
+                for n, g in update.gradients.items()
+            }
             update = Update(gradients, "delta", divisor, training=training)
         return update, torch.cat(features)[: len(self.images)]

@@ -1,4 +1,5 @@
-"""Synthetic clients of one small model, and one that its worker dies of; importable by workers in other processes."""
+"""Synthetic clients of one small model, and one that its worker dies of; importable by workers in
+other processes."""
 
 from __future__ import annotations
 
@@ -54,7 +55,16 @@ class Deadly(unsum.Arrived):
 def figures(findings: unsum.Findings) -> list[tuple[object, ...]]:
     """What must not depend on who computed it, or when."""
     return [
-        (f.round, f.client, f.outcome, f.exact, f.batch_size, f.label_counts, round(f.predicted_error, 9), f.notes)
+        (
+            f.round,
+            f.client,
+            f.outcome,
+            f.exact,
+            f.batch_size,
+            f.label_counts,
+            round(f.predicted_error, 9),
+            f.notes,
+        )
         for f in findings
     ]
 

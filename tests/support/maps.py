@@ -1,4 +1,5 @@
-"""Small networks that end in convolutions and a pooled head, a client of theirs, and the maps of its pictures."""
+"""Small networks that end in convolutions and a pooled head, a client of theirs, and the maps of
+its pictures."""
 
 from __future__ import annotations
 
@@ -39,13 +40,23 @@ def network(
     bias: bool = False,
     plain: bool = False,
 ) -> nn.Sequential:
-    """For pictures of 16²: two strided convolutions, then a block on 4×4 maps (`plain`: without its shortcut), pooling, a head.
+    """For pictures of 16²: two strided convolutions, then a block on 4×4 maps (`plain`: without its
+    shortcut), pooling, a head.
 
     BatchNorm has weights of its own and running statistics of some pictures.
     """
     torch.manual_seed(0)
-    stem = [nn.Conv2d(3, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 2, 1), nn.ReLU()]
-    pieces = [part for _ in range(2) for part in (nn.Conv2d(channels, channels, 3, 1, 1), norm(channels), activation())]
+    stem = [
+        nn.Conv2d(3, channels, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, 2, 1),
+        nn.ReLU(),
+    ]
+    pieces = [
+        part
+        for _ in range(2)
+        for part in (nn.Conv2d(channels, channels, 3, 1, 1), norm(channels), activation())
+    ]
     block: nn.Module = nn.Sequential(*pieces) if plain else Block(channels, norm, activation, bias)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
     model = nn.Sequential(nn.Sequential(*stem), block, *head)
@@ -63,7 +74,8 @@ class Client:
     labels: Tensor
 
     def errors(self, leak: unsum.Leak) -> Tensor:
-        """(B,) relative errors of the maps; asserts that each sample is there once, with its own label."""
+        """(B,) relative errors of the maps; asserts that each sample is there once, with its own
+        label."""
         found = next(iter(leak.inner.values())).double().flatten(1)
         true = self.maps.double().flatten(1)
         distances = torch.cdist(found, true) / true.norm(dim=1)
@@ -83,7 +95,8 @@ def client(
     twins: float | None = None,
     first: float = 1.0,
 ) -> Client:
-    """With `twins`, the last picture is the first one but for this share; the `first` one is so many times stronger."""
+    """With `twins`, the last picture is the first one but for this share; the `first` one is so
+    many times stronger."""
     torch.manual_seed(seed)
     pictures, y = torch.randn(len(labels), 3, 16, 16), torch.tensor(labels)
     pictures[0] *= first
@@ -112,9 +125,12 @@ def _used(model: nn.Sequential) -> nn.Sequential:
 
 
 def bottleneck(channels: int = 64, classes: int = 10) -> nn.Sequential:
-    """The same with torchvision's bottleneck in the block's place: 1×1, 3×3 and 1×1 convolutions."""
+    """The same with torchvision's bottleneck in the block's place: 1×1, 3×3 and 1×1
+    convolutions."""
     torch.manual_seed(0)
-    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 4 * channels, 3, 2, 1), nn.ReLU())
+    stem = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 4 * channels, 3, 2, 1), nn.ReLU()
+    )
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, classes)]
     model = nn.Sequential(stem, Bottleneck(4 * channels, channels), *head)
     return _used(model)

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 CLASSES = 40
 
 
-def small_net(*, bias: bool = True, batch_norm: bool = True, classes: int = CLASSES, seed: int = 0) -> nn.Sequential:
+def small_net(
+    *, bias: bool = True, batch_norm: bool = True, classes: int = CLASSES, seed: int = 0
+) -> nn.Sequential:
     """A convolutional classifier for 3×16×16 inputs with 128 features; the head's name is '5'."""
     torch.manual_seed(seed)
     norm = nn.BatchNorm2d(32) if batch_norm else nn.Identity()

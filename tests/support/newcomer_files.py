@@ -1,4 +1,5 @@
-"""What a reader of the README has at hand, under the very names that its commands use, made small."""
+"""What a reader of the README has at hand, under the very names that its commands use, made
+small."""
 
 from __future__ import annotations
 
@@ -35,8 +36,13 @@ def build(num_classes):
     model.image_size = 32
     return model
 """
-# torchvision compares CIFAR-10's files with its checksums; ours have the same form and other pictures.
-BEFORE = {"torchvision:CIFAR10": "import torchvision\ntorchvision.datasets.cifar.check_integrity = lambda *_: True"}
+# torchvision compares CIFAR-10's files with its checksums; ours have the same form and other
+# pictures.
+BEFORE = {
+    "torchvision:CIFAR10": (
+        "import torchvision\ntorchvision.datasets.cifar.check_integrity = lambda *_: True"
+    )
+}
 
 
 def prepare(folder: Path) -> None:
@@ -44,7 +50,9 @@ def prepare(folder: Path) -> None:
     folder.mkdir()
     (folder / "net.py").write_text(NET)
     shutil.copytree(pages.ROOT / "examples", folder / "examples")
-    pictures = np.random.default_rng(0).integers(0, 256, (CLASSES * PER_CLASS, SIDE, SIDE, 3), dtype=np.uint8)
+    pictures = np.random.default_rng(0).integers(
+        0, 256, (CLASSES * PER_CLASS, SIDE, SIDE, 3), dtype=np.uint8
+    )
     numbers = np.arange(len(pictures)) % CLASSES
     _photos(folder, pictures, numbers)
     np.savez(folder / "my-pictures.npz", images=pictures.repeat(4, 0), labels=numbers.repeat(4) % 5)
@@ -54,7 +62,8 @@ def prepare(folder: Path) -> None:
     save_language_model(folder / "folder")
     (folder / "texts.txt").write_text("\n".join(LINES))
     people = [
-        f"{30 + 7 * i % 40},{['clerk', 'nurse', 'driver'][i % 3]},{['high', 'low'][i % 5 % 2]}" for i in range(40)
+        f"{30 + 7 * i % 40},{['clerk', 'nurse', 'driver'][i % 3]},{['high', 'low'][i % 5 % 2]}"
+        for i in range(40)
     ]
     (folder / "people.csv").write_text("\n".join(["age,job,income", *people]) + "\n")
     _resnets(folder)
@@ -62,7 +71,8 @@ def prepare(folder: Path) -> None:
 
 
 def link(prepared: Path, folder: Path, command: str) -> None:
-    """Into `folder`, what the command names; some names mean one thing in one command and another in the next."""
+    """Into `folder`, what the command names; some names mean one thing in one command and another
+    in the next."""
     folder.mkdir()
     for entry in prepared.iterdir():
         name, _, only = entry.name.partition("@")
@@ -101,12 +111,17 @@ def _cifar(folder: Path) -> None:
     generator = np.random.default_rng(1)
     for part in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
         data = generator.integers(0, 256, (20, 3072), dtype=np.uint8)
-        (folder / part).write_bytes(pickle.dumps({"data": data, "labels": [i % 10 for i in range(20)]}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"thing {i}" for i in range(10)]}))
+        (folder / part).write_bytes(
+            pickle.dumps({"data": data, "labels": [i % 10 for i in range(20)]})
+        )
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [f"thing {i}" for i in range(10)]})
+    )
 
 
 def _round(folder: Path) -> None:
-    """One round of net.py: the weights that the server sent, and what a client of four samples answered, in every form."""
+    """One round of net.py: the weights that the server sent, and what a client of four samples
+    answered, in every form."""
     model = load_model(f"{folder / 'net.py'}:build", classes=CLASSES, seed=5).model
     sent = {name: value.detach().clone() for name, value in model.state_dict().items()}
     for name in ("trained.safetensors", "sent.safetensors"):
@@ -119,7 +134,10 @@ def _round(folder: Path) -> None:
     np.savez(folder / "gradients.npz", **gradients)
     (folder / "gradients.npz").rename(folder / "client.npz@--update")
     np.savez(folder / "round-4.npz", **{name: value.numpy() for name, value in sent.items()})
-    np.savez(folder / "after.npz", **{name: value.numpy() - 0.1 * gradients[name] for name, value in sent.items()})
+    np.savez(
+        folder / "after.npz",
+        **{name: value.numpy() - 0.1 * gradients[name] for name, value in sent.items()},
+    )
     (folder / "after.npz").rename(folder / "client.npz@--after")
 
 
@@ -136,12 +154,16 @@ def _hugging_face(folder: Path) -> None:
 
 
 def _resnets(folder: Path) -> None:
-    """Random weights where trained ones would be, and an inverse that has learned nothing: the commands are what is tried."""
+    """Random weights where trained ones would be, and an inverse that has learned nothing: the
+    commands are what is tried."""
     checkpoints = folder / "torch-home" / "hub" / "checkpoints"
     checkpoints.mkdir(parents=True)
     torch.save(torchvision.models.resnet18().state_dict(), checkpoints / "resnet18-f37072fd.pth")
     save_file(torchvision.models.resnet50().state_dict(), folder / "resnet50.safetensors")
-    spec, weights = f"{folder / 'examples' / 'resnet50_v1.py'}:unpooled", folder / "resnet50.safetensors"
+    spec, weights = (
+        f"{folder / 'examples' / 'resnet50_v1.py'}:unpooled",
+        folder / "resnet50.safetensors",
+    )
     model = load_model(spec, classes=2, weights=weights, fresh_head=True).model
     decoder = Decoder(Layout("map", (2048, 7, 7)), 224, ((16, 1), (16, 1), (8, 1), (8, 1), (8, 1)))
     card = {

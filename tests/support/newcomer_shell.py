@@ -1,6 +1,8 @@
-"""Runs `unsum …` commands where unsum alone is installed; started there with a file of jobs, so it imports nothing of the tests.
+"""Runs `unsum …` commands where unsum alone is installed; started there with a file of jobs, so it
+imports nothing of the tests.
 
-PyTorch takes seconds to import: it is imported once, and every command runs in a fork of its own, from its own folder.
+PyTorch takes seconds to import: it is imported once, and every command runs in a fork of its own,
+from its own folder.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def main() -> None:
             _interrupt(pid, job, time.monotonic() - started)
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                job["code"], job["seconds"] = os.waitstatus_to_exitcode(status), time.monotonic() - started
+                job["code"], job["seconds"] = (
+                    os.waitstatus_to_exitcode(status),
+                    time.monotonic() - started,
+                )
                 del running[pid]
     Path(sys.argv[1]).write_text(json.dumps(jobs), "utf-8")
 
@@ -65,7 +70,8 @@ def _start(job: dict[str, Any]) -> int:
 
 
 def _interrupt(pid: int, job: dict[str, Any], seconds: float) -> None:
-    """Ctrl-C once the sign is there that the command is at work; the end for one that takes too long."""
+    """Ctrl-C once the sign is there that the command is at work; the end for one that takes too
+    long."""
     sign = job["until"]
     if sign and not job.get("interrupted") and _shows(job, sign):
         job["interrupted"] = True
@@ -75,7 +81,11 @@ def _interrupt(pid: int, job: dict[str, Any], seconds: float) -> None:
 
 
 def _shows(job: dict[str, Any], sign: str) -> bool:
-    return any(sign in Path(job[name]).read_text("utf-8") for name in ("out", "err") if Path(job[name]).exists())
+    return any(
+        sign in Path(job[name]).read_text("utf-8")
+        for name in ("out", "err")
+        if Path(job[name]).exists()
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the tests of the documentation share: its pages, and the code and commands that stand on them."""
+"""What the tests of the documentation share: its pages, and the code and commands that stand on
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def commands() -> list[Shown]:
     for path in PAGES:
         for block in _blocks(path, "console"):
             joined = re.sub(r"\\\n\s*", "", block)
-            found += [Shown(name(path), line) for line in re.findall(r"^\$ (.+?)\s*$", joined, re.MULTILINE)]
+            found += [
+                Shown(name(path), line)
+                for line in re.findall(r"^\$ (.+?)\s*$", joined, re.MULTILINE)
+            ]
     return found
 
 
@@ -37,4 +41,6 @@ def name(path: Path) -> str:
 
 
 def _blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\b[^\n]*\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )

@@ -17,9 +17,14 @@ CLASSES = 60
 
 
 def network(
-    block: type[BasicBlock] | type[Bottleneck], layers: list[int], size: int, *, version_1: bool = False
+    block: type[BasicBlock] | type[Bottleneck],
+    layers: list[int],
+    size: int,
+    *,
+    version_1: bool = False,
 ) -> ResNet:
-    """Untrained, BatchNorm with weights of its own and running statistics of some pictures; the head reads the last maps."""
+    """Untrained, BatchNorm with weights of its own and running statistics of some pictures; the
+    head reads the last maps."""
     torch.manual_seed(0)
     model = ResNet(block, layers, num_classes=CLASSES)
     if version_1:
@@ -57,7 +62,8 @@ def read_by(model: nn.Module, images: Tensor, layer: str) -> Tensor:
 
 
 class Narrow(nn.Module):
-    """A residual network for 16² pictures: stages of `widths` channels, two blocks each, on maps of 16², 8², 4²."""
+    """A residual network for 16² pictures: stages of `widths` channels, two blocks each, on maps of
+    16², 8², 4²."""
 
     def __init__(
         self,
@@ -75,7 +81,9 @@ class Narrow(nn.Module):
         stages, channels = [], widths[0]
         for number, width in enumerate(widths):
             stride, outputs = 1 + (number > 0), width * block.expansion
-            side = nn.Sequential(nn.Conv2d(channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            side = nn.Sequential(
+                nn.Conv2d(channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
             plain = stride == 1 and channels == outputs
             first = block(channels, width, stride, None if plain else side)
             if version_1:
@@ -84,7 +92,9 @@ class Narrow(nn.Module):
             channels = outputs
         self.layers = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity()
-        self.fc = nn.Linear(channels * (1 if pooled else (16 >> len(widths) - 1) ** 2), 10 if pooled else CLASSES)
+        self.fc = nn.Linear(
+            channels * (1 if pooled else (16 >> len(widths) - 1) ** 2), 10 if pooled else CLASSES
+        )
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -94,7 +104,9 @@ class Narrow(nn.Module):
                 self(torch.rand(8, 3, 16, 16))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.pool(self.layers(self.relu(self.bn1(self.conv1(x))))).flatten(1))
+        logits: Tensor = self.fc(
+            self.pool(self.layers(self.relu(self.bn1(self.conv1(x))))).flatten(1)
+        )
         return logits
 
 

@@ -10,4 +10,6 @@ from unsum.separate.exact.proposals import STARTS
 
 def without_starts(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     assert set(names) <= {start.name for start in STARTS}
-    monkeypatch.setattr(search, "STARTS", tuple(start for start in STARTS if start.name not in names))
+    monkeypatch.setattr(
+        search, "STARTS", tuple(start for start in STARTS if start.name not in names)
+    )

@@ -1,4 +1,5 @@
-"""Small vision transformers of several makers, with random weights or briefly trained, and the embedded photos for them."""
+"""Small vision transformers of several makers, with random weights or briefly trained, and the
+embedded photos for them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ from unsum.data import embedded_batch
 SIDE, PATCH, WIDTH, CLASSES = 32, 8, 96, 10
 
 
-def torchvision_vit(width: int = WIDTH, depth: int = 3, classes: int = CLASSES, seed: int = 0) -> nn.Module:
+def torchvision_vit(
+    width: int = WIDTH, depth: int = 3, classes: int = CLASSES, seed: int = 0
+) -> nn.Module:
     torch.manual_seed(seed)
-    model = VisionTransformer(SIDE, PATCH, depth, 4, width, (4 if width > WIDTH else 2) * width, num_classes=classes)
+    model = VisionTransformer(
+        SIDE, PATCH, depth, 4, width, (4 if width > WIDTH else 2) * width, num_classes=classes
+    )
     model.heads.head = nn.Linear(width, classes)  # torchvision's is zero
     return model.eval()
 
@@ -42,8 +47,8 @@ def hugging_face_vit(kind: str = "ViT") -> nn.Module:
 
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
-        hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=4, intermediate_size=2 * WIDTH, image_size=SIDE,
-        patch_size=PATCH, num_labels=CLASSES,
+        hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=4, intermediate_size=2 * WIDTH,
+        image_size=SIDE, patch_size=PATCH, num_labels=CLASSES,
     )  # fmt: skip
 
     class Logits(getattr(transformers, f"{kind}ForImageClassification")):  # type: ignore[misc]
@@ -60,7 +65,8 @@ def photos(count: int) -> tuple[Tensor, Tensor]:
 
 
 def briefly_trained(model: nn.Module, steps: int = 20) -> nn.Module:
-    """A model that has learned eight photos a little: norms have shifts, attention has a mind of its own."""
+    """A model that has learned eight photos a little: norms have shifts, attention has a mind of
+    its own."""
     images, labels = photos(8)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(steps):

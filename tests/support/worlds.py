@@ -1,8 +1,9 @@
 """All worlds of a small client, played one by one, and the best attacker there can be on them.
 
-A world leaves every coin as it is or moves it: entries of the samples by twice their deviation, and labels. From all noise-free
-updates follows what the best possible attacker knows, the posterior mean over all worlds, and beside it what the two-worlds bound
-allows: for every coin the distance of the two worlds that differ in it alone, averaged over all settings of the other coins.
+A world leaves every coin as it is or moves it: entries of the samples by twice their deviation, and
+labels. From all noise-free updates follows what the best possible attacker knows, the posterior
+mean over all worlds, and beside it what the two-worlds bound allows: for every coin the distance of
+the two worlds that differ in it alone, averaged over all settings of the other coins.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ERRORS = 4.5  # standard errors of their mean that are no violation
 
 @dataclass(frozen=True)
 class Setup:
-    """A client and its coins: `moved` (sample, flat entry, deviation), and `relabeled` (sample, other class)."""
+    """A client and its coins: `moved` (sample, flat entry, deviation), and `relabeled` (sample,
+    other class)."""
 
     model: nn.Module
     world: World
@@ -59,19 +61,32 @@ class Worlds:
 
     @classmethod
     def of(cls, setup: Setup) -> Worlds:
-        client = SimulatedClient(setup.model, setup.train, setup.training, setup.loss, tuple(setup.defenses), seed=3)
+        client = SimulatedClient(
+            setup.model, setup.train, setup.training, setup.loss, tuple(setup.defenses), seed=3
+        )
         signs = np.array(list(product([-1.0, 1.0], repeat=setup.coins)))
         sent = [client(_set(setup, row)).noisy for row in signs]
-        return cls(setup, signs, torch.stack([torch.cat([g.flatten() for g in one.values()]) for one in sent]))
+        return cls(
+            setup,
+            signs,
+            torch.stack([torch.cat([g.flatten() for g in one.values()]) for one in sent]),
+        )
 
     @property
     def typical(self) -> float:
         """Median distance of two worlds that differ in one coin."""
-        pairs = [self._pair(k, rest) for k in range(self.setup.coins) for rest in (0, len(self.signs) // 2 - 1)]
+        pairs = [
+            self._pair(k, rest)
+            for k in range(self.setup.coins)
+            for rest in (0, len(self.signs) // 2 - 1)
+        ]
         return float(np.median([(self.updates[a] - self.updates[b]).norm() for a, b in pairs]))
 
-    def ceilings(self, noise: AddedNoise, distort: Callable[[Separation], Separation] = lambda one: one) -> np.ndarray:
-        """(n, 2) of every coin: the largest share known, and the largest chance to name it, over all other coins."""
+    def ceilings(
+        self, noise: AddedNoise, distort: Callable[[Separation], Separation] = lambda one: one
+    ) -> np.ndarray:
+        """(n, 2) of every coin: the largest share known, and the largest chance to name it, over
+        all other coins."""
         found = []
         for k in range(self.setup.coins):
             pairs = (self._pair(k, rest) for rest in range(len(self.signs) // 2))
@@ -80,7 +95,8 @@ class Worlds:
         return np.array(found)
 
     def best_attack(self, noise: AddedNoise, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """((n, 2), (n, 2)) what the posterior over all worlds knows of each coin, and its standard error."""
+        """((n, 2), (n, 2)) what the posterior over all worlds knows of each coin, and its standard
+        error."""
         assert noise.kind == "gaussian"
         random = np.random.default_rng(seed)
         clean = self.updates.double().numpy()
@@ -118,6 +134,8 @@ def _set(setup: Setup, signs: np.ndarray) -> World:
 
 
 def above(worlds: Worlds, ceilings: np.ndarray, noise: AddedNoise, seed: int = 0) -> np.ndarray:
-    """(n, 2) by how many standard errors the best attacker passes these ceilings; at most 0 where it does not."""
+    """(n, 2) by how many standard errors the best attacker passes these ceilings; at most 0 where
+    it does not."""
     found, error = worlds.best_attack(noise, seed)
-    return np.asarray((found - ceilings) / np.maximum(error, 1 / DRAWS))  # what is rarer than one draw is not seen
+    # what is rarer than one draw is not seen
+    return np.asarray((found - ceilings) / np.maximum(error, 1 / DRAWS))

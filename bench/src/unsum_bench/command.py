@@ -1,4 +1,5 @@
-"""`unsum bench`: the papers' tables and the whole field; run, show, draw, and make pages of them."""
+"""`unsum bench`: the papers' tables and the whole field; run, show, draw, and make pages of
+them."""
 
 from __future__ import annotations
 
@@ -35,9 +36,11 @@ _WIDE = 200  # columns of a table that goes to a file or another program
 
 
 class RunByDefault(TyperGroup):
-    """`unsum bench rgla-8 --size small` is `unsum bench run rgla-8 --size small`: the usual word may be left out."""
+    """`unsum bench rgla-8 --size small` is `unsum bench run rgla-8 --size small`: the usual word
+    may be left out."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: of Click, or of Typer's own copy of it
+    # Any: of Click, or of Typer's own copy of it
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("--help",)):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -51,9 +54,12 @@ app = typer.Typer(
 )
 
 TablesArgument = Annotated[
-    list[str] | None, typer.Argument(help="Tables from `unsum bench list`; all by default.", show_default=False)
+    list[str] | None,
+    typer.Argument(help="Tables from `unsum bench list`; all by default.", show_default=False),
 ]
-SizeOption = Annotated[str, Option(help="smoke (a minute of CPU), small (an hour of CPU) or paper (a GPU).")]
+SizeOption = Annotated[
+    str, Option(help="smoke (a minute of CPU), small (an hour of CPU) or paper (a GPU).")
+]
 StoreOption = Annotated[Path, Option(help="The file of results; a run goes on from what is in it.")]
 _STORE = Path("unsum-bench.sqlite")
 _SHARD = re.compile(r"\d+/\d+")
@@ -64,17 +70,30 @@ def run_command(
     tables: TablesArgument = None,
     size: SizeOption = "smoke",
     store: StoreOption = _STORE,
-    data: Annotated[str | None, Option(help="Photos: a folder, tar or npz.", show_default="the embedded ones")] = None,
-    cifar: Annotated[
-        str | None, Option(help="Photos of CIFAR-100, for the tables that RGLA has on them: a folder, tar or npz.")
+    data: Annotated[
+        str | None, Option(help="Photos: a folder, tar or npz.", show_default="the embedded ones")
     ] = None,
-    weights: Annotated[str | None, Option(help="Weights of the ResNet-50 (version 1) of size paper.")] = None,
+    cifar: Annotated[
+        str | None,
+        Option(
+            help="Photos of CIFAR-100, for the tables that RGLA has on them: a folder, tar or npz."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, Option(help="Weights of the ResNet-50 (version 1) of size paper.")
+    ] = None,
     inverse: Annotated[
-        str | None, Option(help="An inverse from `unsum train-inverse` for that network, for pictures.")
+        str | None,
+        Option(help="An inverse from `unsum train-inverse` for that network, for pictures."),
     ] = None,
     option: Annotated[
         list[str] | None,
-        Option(help="An option of an attack, ATTACK:KEY=VALUE, as in gias:generator=net.py:build; repeat."),
+        Option(
+            help=(
+                "An option of an attack, ATTACK:KEY=VALUE, as in gias:generator=net.py:build; "
+                "repeat."
+            )
+        ),
     ] = None,
     attack: Annotated[
         list[str] | None, Option(help="Only the cells of this attack, exact say; repeat for more.")
@@ -83,29 +102,49 @@ def run_command(
         list[str] | None, Option(help="All but the cells of this attack, ig say; repeat for more.")
     ] = None,
     shard: Annotated[
-        str | None, Option(help="One of N processes with a store of its own each, I/N; `unsum bench merge` joins them.")
+        str | None,
+        Option(
+            help=(
+                "One of N processes with a store of its own each, I/N; `unsum bench merge` joins "
+                "them."
+            )
+        ),
     ] = None,
-    minutes: Annotated[float | None, Option(help="Begin no cell after this time; the same command goes on.")] = None,
+    minutes: Annotated[
+        float | None, Option(help="Begin no cell after this time; the same command goes on.")
+    ] = None,
     ray: Annotated[
         str | None,
         Option(
-            help="Measure on Ray: auto (this machine's cluster, or one made for the run), local (the latter) or an address."
+            help=(
+                "Measure on Ray: auto (this machine's cluster, or one made for the run), local "
+                "(the latter) or an address."
+            )
         ),
     ] = None,
-    gpus_per_cell: Annotated[float, Option(help="With --ray and --device cuda: GPUs of one cell, 0.5 say.")] = 1.0,
+    gpus_per_cell: Annotated[
+        float, Option(help="With --ray and --device cuda: GPUs of one cell, 0.5 say.")
+    ] = 1.0,
     threads: Annotated[int, Option(help="Processor threads of one cell.")] = 1,
     retry_failed: Annotated[
         bool, Option("--retry-failed", help="Measure cells again that failed, or lacked something.")
     ] = False,
     any_code: Annotated[
-        bool, Option("--any-code", help="Leave cells alone that other code or data have measured; tables show those.")
+        bool,
+        Option(
+            "--any-code",
+            help="Leave cells alone that other code or data have measured; tables show those.",
+        ),
     ] = False,
-    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON instead of tables.")] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the summary as JSON instead of tables.")
+    ] = False,
     device: options.DeviceOption = "cpu",
 ) -> None:
     """Measure every cell of the tables that the store lacks, and print the tables.
 
-    Stop it in any way and give the same command again: it goes on where it was. Exit code 2 if a cell failed.
+    Stop it in any way and give the same command again: it goes on where it was. Exit code 2 if a
+    cell failed.
     """
     with loading():
         from unsum_bench.material import Material, fingerprint, parse_option
@@ -159,11 +198,13 @@ def run_command(
 @app.command("merge")
 def merge_command(
     stores: Annotated[
-        list[Path], typer.Argument(help="Stores of results, those of shards say; they stay as they are.")
+        list[Path],
+        typer.Argument(help="Stores of results, those of shards say; they stay as they are."),
     ],
     store: StoreOption = _STORE,
 ) -> None:
-    """Join several stores into one, which keeps what it has: of the same cell the newest result, a measured one before others."""
+    """Join several stores into one, which keeps what it has: of the same cell the newest result, a
+    measured one before others."""
     with loading():
         from unsum_bench.store import Store
     rows = []
@@ -187,7 +228,9 @@ def show_command(
     attack: Annotated[
         list[str] | None, Option(help="Only the rows of this attack, exact say; repeat for more.")
     ] = None,
-    errors: Annotated[bool, Option("--errors", help="The traceback of every cell that failed, instead.")] = False,
+    errors: Annotated[
+        bool, Option("--errors", help="The traceback of every cell that failed, instead.")
+    ] = False,
 ) -> None:
     """Print tables from a store, as far as they are measured."""
     with loading():
@@ -199,14 +242,19 @@ def show_command(
     if len(forms) > 1:
         raise UnsumError("Choose one of --markdown, --latex and --csv.")
     experiments, wanted = chosen(tables or []), _size(size)
-    kept = {cell.attack.name for cell in of_attacks(cells_of_all(experiments, wanted), attack or [], [])}
+    kept = {
+        cell.attack.name for cell in of_attacks(cells_of_all(experiments, wanted), attack or [], [])
+    }
     with Store(store, read_only=True) as results:
         for experiment in experiments:
             table = read_table(experiment, wanted, results).of_attacks(kept)
             if errors:
                 for result in table.results:
                     if result.outcome.status == "failed":
-                        typer.echo(f"{experiment.name}: {result.outcome.sentence}\n{result.outcome.traceback}")
+                        typer.echo(
+                            f"{experiment.name}: "
+                            f"{result.outcome.sentence}\n{result.outcome.traceback}"
+                        )
             elif not table.rows or (not tables and not table.begun):
                 continue
             elif forms:
@@ -225,7 +273,10 @@ def list_command(
         from unsum_bench.experiments import EXPERIMENTS
         from unsum_bench.plan import cells_of
     wanted = _size(size)
-    rows = [(e.name, e.title, len(cells_of(e, wanted)), e.figure is not None) for e in EXPERIMENTS.values()]
+    rows = [
+        (e.name, e.title, len(cells_of(e, wanted)), e.figure is not None)
+        for e in EXPERIMENTS.values()
+    ]
     say_problems()
     if as_json:
         fields = ("name", "title", "cells", "figure")
@@ -245,7 +296,8 @@ def figures_command(
     out: Annotated[Path, Option(help="Folder for the figures.")] = Path("unsum-figures"),
     form: Annotated[str, Option("--format", help="png, svg or pdf.")] = "png",
 ) -> None:
-    """Draw what was measured: leakage against batch, duplicates, noise and pruning, time against batch, pictures."""
+    """Draw what was measured: leakage against batch, duplicates, noise and pruning, time against
+    batch, pictures."""
     check_name("format", form, ["png", "svg", "pdf"])
     with loading():
         from unsum_bench.figures import draw
@@ -260,9 +312,14 @@ def figures_command(
             try:
                 drawn += [path] * draw(read_table(experiment, _size(size), results), path)
             except OSError as error:
-                raise UnsumError(f"{str(path)!r} cannot be written: {error.strerror or error}.") from error
+                raise UnsumError(
+                    f"{str(path)!r} cannot be written: {error.strerror or error}."
+                ) from error
     if not drawn:
-        raise UnsumError(f"The store has nothing to draw at size {size!r}; run `unsum bench --size {size}` first.")
+        raise UnsumError(
+            f"The store has nothing to draw at size {size!r}; run `unsum bench --size {size}` "
+            "first."
+        )
     for path in drawn:
         typer.echo(str(path))
 
@@ -271,11 +328,12 @@ def figures_command(
 def pages_command(
     size: SizeOption = "small",
     store: StoreOption = _STORE,
-    out: Annotated[Path, Option(help="Folder for the pages, docs/results/tables of this repository say.")] = Path(
-        "unsum-pages"
-    ),
+    out: Annotated[
+        Path, Option(help="Folder for the pages, docs/results/tables of this repository say.")
+    ] = Path("unsum-pages"),
 ) -> None:
-    """Make Markdown pages of a store: tables beside the papers' figures, hardware, data, command, deviations, drawings."""
+    """Make Markdown pages of a store: tables beside the papers' figures, hardware, data, command,
+    deviations, drawings."""
     with loading():
         from unsum_bench.pages import write_pages
         from unsum_bench.store import Store
@@ -286,7 +344,8 @@ def pages_command(
 
 @contextmanager
 def _stopped_kindly(store: Path) -> Iterator[None]:
-    """Ctrl-C, or a scheduler's SIGTERM at the end of a job's time, is an ordinary way to stop: what was measured is there."""
+    """Ctrl-C, or a scheduler's SIGTERM at the end of a job's time, is an ordinary way to stop: what
+    was measured is there."""
     code = 128 + signal.SIGINT
 
     def terminated(number: int, _frame: object) -> None:
@@ -309,8 +368,8 @@ def _out() -> Console:
 
 
 def _without_folders(word: str) -> str:
-    """Files by their names alone: pages that quote the command say nothing of the machine's folders. A shard's I/N has a slash,
-    too, and an option's file stands behind its name."""
+    """Files by their names alone: pages that quote the command say nothing of the machine's
+    folders. A shard's I/N has a slash, too, and an option's file stands behind its name."""
     return word if _SHARD.fullmatch(word) else re.sub(r"(^|[=:])[^=:]*/", r"\1", word.rstrip("/"))
 
 

@@ -1,8 +1,11 @@
-"""What an experiment is: a declaration (model × data × batch × labels × defense × attack × seeds → columns); nothing here runs.
+"""What an experiment is: a declaration (model × data × batch × labels × defense × attack × seeds →
+columns); nothing here runs.
 
-Cell        one thing to measure; its content decides its key, so tables that ask for the same cell share the result
+Cell        one thing to measure; its content decides its key, so tables that ask for the same cell
+            share the result
 Grid        the product of some axes: many cells
-Experiment  one table (and perhaps a figure): grids for every size, columns, what was published, where ours differs
+Experiment  one table (and perhaps a figure): grids for every size, columns, what was published,
+where ours differs
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ SIZES: tuple[Size, ...] = get_args(Size)
 Family = Literal["attack", "peeler", "server", "labels", "estimate", "soft", "twins"]
 Granted = Literal["nothing", "batch size", "labels"]
 Labels = Literal["hard", "smooth", "mixup"]
-Data = Literal["photos", "embedded", "cifar"]  # what --data gives, the photos of the package, or what --cifar gives
+# what --data gives, the photos of the package, or what --cifar gives
+Data = Literal["photos", "embedded", "cifar"]
 Value = str | int | float | bool | tuple[str, ...]
 NONE = "none"  # no defense
 
@@ -48,7 +52,9 @@ class Attack:
     title: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return self.title or (self.name if self.family == "attack" else f"{self.family} {self.name}")
+        return self.title or (
+            self.name if self.family == "attack" else f"{self.family} {self.name}"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,12 @@ class Cell:
     draws: int = 1  # rounds that the cell is the mean of, where one says little
     pictures: bool = False  # keep a strip of what was recovered
     seed: int = 0
-    random_labels: bool = False  # drawn with repetition, as RGLA's tables have it by default, instead of distinct
+    # drawn with repetition, as RGLA's tables have it by default, instead of distinct
+    random_labels: bool = False
 
     def content(self) -> dict[str, Any]:
-        """What the key is made of: everything but titles. Cells of distinct labels keep the keys that they had before."""
+        """What the key is made of: everything but titles. Cells of distinct labels keep the keys
+        that they had before."""
         found = asdict(self)
         del found["attack"]["title"]
         if not self.random_labels:
@@ -99,10 +107,20 @@ class Grid:
     random_labels: bool = False
 
     def cells(self) -> Iterator[Cell]:
-        axes = (self.networks, self.labels, self.batches, self.same, self.defenses, self.attacks, range(self.seeds))
+        axes = (
+            self.networks,
+            self.labels,
+            self.batches,
+            self.same,
+            self.defenses,
+            self.attacks,
+            range(self.seeds),
+        )
         for network, labels, batch, same, defense, attack, seed in itertools.product(*axes):
             own = (self.data, self.draws, self.pictures)
-            yield Cell(network, attack, batch, same, labels, defense, *own, seed, self.random_labels)
+            yield Cell(
+                network, attack, batch, same, labels, defense, *own, seed, self.random_labels
+            )
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper has for the rows where all of `where` holds (axis → value; an attack by its title)."""
+    """What the paper has for the rows where all of `where` holds (axis → value; an attack by its
+    title)."""
 
     text: str
     where: Mapping[str, object]
@@ -126,7 +145,8 @@ class Published:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing of an experiment: a curve of `y` over `x` or of losses over steps for every attack, points, or pictures."""
+    """A drawing of an experiment: a curve of `y` over `x` or of losses over steps for every attack,
+    points, or pictures."""
 
     kind: Literal["curve", "history", "scatter", "pictures"]
     x: str = ""

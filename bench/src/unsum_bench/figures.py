@@ -1,4 +1,5 @@
-"""Drawings of results, in one style that can be read in grayscale: lines differ by mark and dash, not by color alone."""
+"""Drawings of results, in one style that can be read in grayscale: lines differ by mark and dash,
+not by color alone."""
 
 from __future__ import annotations
 
@@ -45,13 +46,18 @@ def draw(table: Table, path: Path) -> bool:
     """The table's figure as a file; False where nothing was measured for it."""
     figure = table.experiment.figure
     if figure is None:
-        raise UnsumError(f"The table {table.experiment.name!r} has no figure; `unsum bench list` shows which have one.")
+        raise UnsumError(
+            f"The table {table.experiment.name!r} has no figure; `unsum bench list` shows which "
+            "have one."
+        )
     make = {"pictures": lambda: _pictures(table), "scatter": lambda: _scatter(table)}
     drawn = make.get(figure.kind, lambda: _curves(table, figure))()
     if drawn is None:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(path, bbox_inches="tight", metadata=None if path.suffix != ".png" else {"Software": None})
+    drawn.savefig(
+        path, bbox_inches="tight", metadata=None if path.suffix != ".png" else {"Software": None}
+    )
     return True
 
 
@@ -61,7 +67,9 @@ def _curves(table: Table, figure: Figure) -> Any | None:
         return None
     with _plot() as (drawn, axes):
         for (name, points), (color, mark, dash) in zip(lines.items(), cycle(_LINES), strict=False):
-            axes.plot(*zip(*points, strict=True), color=color, marker=mark, linestyle=dash, label=name)
+            axes.plot(
+                *zip(*points, strict=True), color=color, marker=mark, linestyle=dash, label=name
+            )
         if figure.log_x:
             # With ticks at the values that were measured, instead of at powers of ten alone.
             places = sorted({x for points in lines.values() for x, _ in points})
@@ -83,26 +91,38 @@ def _curves(table: Table, figure: Figure) -> Any | None:
 
 def curves(table: Table, figure: Figure) -> dict[str, list[tuple[float, float]]]:
     """The points of every attack that has at least two, in the order of x."""
-    column = next((c for c in table.experiment.columns if c.value == figure.y), Column(figure.y, figure.y))
+    column = next(
+        (c for c in table.experiment.columns if c.value == figure.y), Column(figure.y, figure.y)
+    )
     found: dict[str, list[tuple[float, float]]] = {}
     for row in table.rows:
         value = row.value(column)
         if value is not None:
-            found.setdefault(str(row.cell.attack), []).append((coordinate(row.cell, figure.x), value))
+            found.setdefault(str(row.cell.attack), []).append(
+                (coordinate(row.cell, figure.x), value)
+            )
     return {name: sorted(points) for name, points in found.items() if len(points) > 1}
 
 
 def _scatter(table: Table) -> Any | None:
-    """Right solutions and twins: their pictures against L_w and against the cross-entropy, one mark for each row."""
+    """Right solutions and twins: their pictures against L_w and against the cross-entropy, one mark
+    for each row."""
     points = [(str(row.cell.attack), _points(row)) for row in table.rows]
     known = [(name, found) for name, found in points if found]
     if not known:
         return None
     with _plot((9.0, 6.4), 2) as (drawn, axes):
-        for axis, place, title in zip(axes, (0, 1), ("L_w at the end", "cross-entropy at the end"), strict=True):
+        for axis, place, title in zip(
+            axes, (0, 1), ("L_w at the end", "cross-entropy at the end"), strict=True
+        ):
             for (name, found), (color, mark, _) in zip(known, cycle(_LINES), strict=False):
                 axis.scatter(
-                    [one[place] for one in found], [one[2] for one in found], s=12, color=color, marker=mark, label=name
+                    [one[place] for one in found],
+                    [one[2] for one in found],
+                    s=12,
+                    color=color,
+                    marker=mark,
+                    label=name,
                 )
             axis.set(xlabel=title, ylabel="PSNR, dB", xscale="log" if place == 0 else "linear")
         axes[0].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.0))
@@ -124,7 +144,9 @@ def histories(table: Table) -> dict[str, list[tuple[float, float]]]:
     for row in table.rows:
         values = row.measured[0].outcome.values if row.measured else {}
         points = [
-            (float(name.removeprefix("loss_at_")), v) for name, v in values.items() if name.startswith("loss_at_")
+            (float(name.removeprefix("loss_at_")), v)
+            for name, v in values.items()
+            if name.startswith("loss_at_")
         ]
         if points:
             found[str(row.cell.attack)] = sorted(points)
@@ -132,7 +154,8 @@ def histories(table: Table) -> dict[str, list[tuple[float, float]]]:
 
 
 def coordinate(cell: Cell, axis: str) -> float:
-    """Where a cell stands on the axis: a batch, a number of labels alike, or the strength of its defense."""
+    """Where a cell stands on the axis: a batch, a number of labels alike, or the strength of its
+    defense."""
     if axis == "strength":
         return 0.0 if cell.defense == NONE else float(cell.defense.partition(":")[2] or 1)
     return float(getattr(cell, axis))
@@ -142,7 +165,9 @@ def _pictures(table: Table) -> Any | None:
     """The client's photos above, then what each attack made of them."""
     strips = []
     for row in table.rows:
-        blob = next((result.outcome.picture for result in row.measured if result.outcome.picture), None)
+        blob = next(
+            (result.outcome.picture for result in row.measured if result.outcome.picture), None
+        )
         if blob is not None:
             strips.append((row, Image.open(io.BytesIO(blob)).convert("RGB")))
     if not strips:
@@ -150,9 +175,16 @@ def _pictures(table: Table) -> Any | None:
     width, height = strips[0][1].size
     half = height // 2
     rows = [("original", strips[0][1].crop((0, 0, width, half)))]
-    told = len({row.cell.defense for row, _ in strips}) > 1  # rows of one attack differ in the defense: so it is named
-    names = [f"{row.cell.attack}, {row.cell.defense}" if told else str(row.cell.attack) for row, _ in strips]
-    rows += [(name, strip.crop((0, half, width, height))) for name, (_, strip) in zip(names, strips, strict=True)]
+    # rows of one attack differ in the defense: so it is named
+    told = len({row.cell.defense for row, _ in strips}) > 1
+    names = [
+        f"{row.cell.attack}, {row.cell.defense}" if told else str(row.cell.attack)
+        for row, _ in strips
+    ]
+    rows += [
+        (name, strip.crop((0, half, width, height)))
+        for name, (_, strip) in zip(names, strips, strict=True)
+    ]
     with _plot((9.0, 9.0 * len(rows) * half / width + 0.4), len(rows)) as (drawn, axes):
         for one, (name, picture) in zip(axes, rows, strict=True):
             one.imshow(picture, interpolation="nearest")

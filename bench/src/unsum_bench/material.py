@@ -1,6 +1,8 @@
-"""What a run is given besides its declarations: photos, weights, inverses, options, and where to compute.
+"""What a run is given besides its declarations: photos, weights, inverses, options, and where to
+compute.
 
-The key of a cell: the same declaration, code and data make the same key, and anything else another one.
+The key of a cell: the same declaration, code and data make the same key, and anything else another
+one.
 """
 
 from __future__ import annotations
@@ -70,12 +72,16 @@ class Material:
 
 
 def fingerprint(path: str) -> str:
-    """Of the content of a file, or of every file of a folder with its name; a file is read once while it does not change."""
+    """Of the content of a file, or of every file of a folder with its name; a file is read once
+    while it does not change."""
     place = Path(path)
     if place.is_file():
         return _file_fingerprint(place)
     if not place.is_dir():
-        raise UnsumError(f"There is no file or folder {path!r}; give photos, weights or an inverse that is there.")
+        raise UnsumError(
+            f"There is no file or folder {path!r}; give photos, weights or an inverse that is "
+            "there."
+        )
     digest = hashlib.sha256()
     for file in sorted(files_under(place)):
         digest.update(f"{file.relative_to(place)} {_file_fingerprint(file)}\n".encode())
@@ -104,28 +110,40 @@ def parse_option(text: str) -> tuple[str, str, str]:
     attack, colon, rest = text.partition(":")
     name, equals, value = rest.partition("=")
     if not (colon and equals and attack and name and value):
-        raise UnsumError(f"--option reads ATTACK:KEY=VALUE, as in gias:generator=net.py:build, not {text!r}.")
+        raise UnsumError(
+            f"--option reads ATTACK:KEY=VALUE, as in gias:generator=net.py:build, not {text!r}."
+        )
     return attack, name, value
 
 
 # What shows results or calls measurements, and changes none of them.
-_FRONT_ENDS = ("app", "audit", "bench", "commands", "doctor", "integrations")  # `bench`: this package
+# `bench`: this package
+_FRONT_ENDS = ("app", "audit", "bench", "commands", "doctor", "integrations")
 _MEASURING = ("audit/leakage.py", "audit/round.py", "bench/networks.py", "bench/measure/")
 
 
 def key_of(cell: Cell, material: Material) -> str:
     """Of the cell's declaration, the code that measures it and the files that it reads."""
-    return _digest({"cell": cell.content(), "code": code_version(), **material.fingerprint(cell), **_plugins(cell)})
+    return _digest(
+        {
+            "cell": cell.content(),
+            "code": code_version(),
+            **material.fingerprint(cell),
+            **_plugins(cell),
+        }
+    )
 
 
 def declaration_of(cell: Cell) -> str:
-    """The cell's declaration alone: what tables look results up by, whatever code and data made them."""
+    """The cell's declaration alone: what tables look results up by, whatever code and data made
+    them."""
     return _digest(cell.content())
 
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """A fingerprint of every source file of unsum and of the bench that can change a measurement, weights included."""
+    """A fingerprint of every source file of unsum and of the bench that can change a measurement,
+    weights included."""
     digest = hashlib.sha256()
     for name, content in _measuring():
         digest.update(name.encode() + b"\0" + content)
@@ -136,7 +154,9 @@ def _measuring() -> Iterator[tuple[str, bytes]]:
     """Those files by name, the bench's own below `bench/`, and what they hold."""
     for package, below in (("unsum", ""), ("unsum_bench", "bench/")):
         with as_file(files(package)) as folder:
-            for path in sorted(found for found in folder.rglob("*") if found.suffix in (".py", ".safetensors")):
+            for path in sorted(
+                found for found in folder.rglob("*") if found.suffix in (".py", ".safetensors")
+            ):
                 name = below + path.relative_to(folder).as_posix()
                 if name.startswith(_MEASURING) or name.partition("/")[0] not in _FRONT_ENDS:
                     yield name, path.read_bytes()
@@ -147,7 +167,11 @@ def _plugins(cell: Cell) -> dict[str, str]:
     stems = [part.partition(":")[0] for part in cell.defense.split("|") if cell.defense != NONE]
     used: list[Entry[Any]] = [entry for entry in DEFENSES if entry.name in stems]
     for registry in (SEPARATORS, MATCHERS):
-        used += [entry for entry in registry if entry.name == cell.attack.name and cell.attack.family == "attack"]
+        used += [
+            entry
+            for entry in registry
+            if entry.name == cell.attack.name and cell.attack.family == "attack"
+        ]
     return {f"plug-in {entry.name}": _source(entry) for entry in used if from_outside(entry)}
 
 
@@ -160,4 +184,6 @@ def _source(entry: Entry[Any]) -> str:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
+    ).hexdigest()[:32]

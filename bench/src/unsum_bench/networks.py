@@ -1,4 +1,5 @@
-"""The networks that tables are measured on, by name. All of them take photos in [0, 1] as they are."""
+"""The networks that tables are measured on, by name. All of them take photos in [0, 1] as they
+are."""
 
 from __future__ import annotations
 
@@ -21,12 +22,15 @@ Build = Callable[[Network], nn.Module]
 
 
 def build(network: Network, *, seed: int, weights: str | None) -> nn.Module:
-    """The network with random weights that `seed` fixes; those that take a file of weights cannot do without it."""
+    """The network with random weights that `seed` fixes; those that take a file of weights cannot
+    do without it."""
     check_name("network", network.name, BUILDERS)
     if network.name == "default":  # the embedded weights, under a head that the seed fixes
         return load_model("default", classes=network.classes, size=network.size, seed=seed).model
     if network.name in WEIGHTED and weights is None:
-        raise UnsumError(f"The network {network.name!r} needs trained weights; give a file with --weights.")
+        raise UnsumError(
+            f"The network {network.name!r} needs trained weights; give a file with --weights."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = BUILDERS[network.name](network)
@@ -46,8 +50,11 @@ def lenet(network: Network) -> nn.Sequential:
     return _convolutional(network, nn.Sigmoid, (12, 2), (12, 2), (12, 1))
 
 
-def _convolutional(network: Network, activation: type[nn.Module], *layers: tuple[int, int]) -> nn.Sequential:
-    """Convolutions of 5 × 5 with these channels and strides, two of which halve the photo, and a head."""
+def _convolutional(
+    network: Network, activation: type[nn.Module], *layers: tuple[int, int]
+) -> nn.Sequential:
+    """Convolutions of 5 × 5 with these channels and strides, two of which halve the photo, and a
+    head."""
     parts: list[nn.Module] = []
     for (inputs, _), (outputs, stride) in pairwise([(3, 1), *layers]):
         parts += [nn.Conv2d(inputs, outputs, 5, stride, 2), activation()]
@@ -56,7 +63,8 @@ def _convolutional(network: Network, activation: type[nn.Module], *layers: tuple
 
 
 def spread_lenet(network: Network) -> nn.Sequential:
-    """LeNet with weights uniform in ±0.5, the soft-label paper's own initialization of untrained networks."""
+    """LeNet with weights uniform in ±0.5, the soft-label paper's own initialization of untrained
+    networks."""
     model = lenet(network)
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5)
@@ -72,7 +80,9 @@ def learnable_lenet(network: Network) -> nn.Sequential:
     return model
 
 
-def fully_connected(network: Network, *, widths: tuple[int, ...], bias: bool = False) -> nn.Sequential:
+def fully_connected(
+    network: Network, *, widths: tuple[int, ...], bias: bool = False
+) -> nn.Sequential:
     """ReLU between layers of these widths."""
     sizes = [3 * network.size**2, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -105,13 +115,17 @@ def small_resnet(network: Network) -> nn.Sequential:
     """Four blocks for photos of 32²: learns a few thousand of them in seconds on a GPU."""
     widths = (32, 64, 128, 256)
     blocks = [
-        SmallBlock(inputs, outputs, 1 if i == 0 else 2) for i, (inputs, outputs) in enumerate(pairwise((3, *widths)))
+        SmallBlock(inputs, outputs, 1 if i == 0 else 2)
+        for i, (inputs, outputs) in enumerate(pairwise((3, *widths)))
     ]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], network.classes))
+    return nn.Sequential(
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], network.classes)
+    )
 
 
 def resnet50(network: Network) -> Any:
-    """Version 1 (the step in the 1×1 convolution) without global pooling: 2048 × 7 × 7 features for photos of 224²."""
+    """Version 1 (the step in the 1×1 convolution) without global pooling: 2048 × 7 × 7 features for
+    photos of 224²."""
     model = of_torchvision(network)
     for stage in (model.layer2, model.layer3, model.layer4):
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
@@ -126,7 +140,8 @@ BUILDERS: dict[str, Build] = {
     "lenet": lenet,
     "lenet ±0.5": spread_lenet,
     "lenet, learnable": learnable_lenet,
-    "fcn": partial(fully_connected, widths=(4096, 1024, 256)),  # the soft-label paper's FCN-4, for photos of 64²
+    # the soft-label paper's FCN-4, for photos of 64²
+    "fcn": partial(fully_connected, widths=(4096, 1024, 256)),
     "fcn, narrow": partial(fully_connected, widths=(128, 64, 32)),
     "plain": partial(fully_connected, widths=(128, 64), bias=True),  # what peelers are for
     "resnet18": of_torchvision,

@@ -1,6 +1,8 @@
-"""From declarations to the cells of a run: every table asked for, at one size, with plug-ins in every one of them.
+"""From declarations to the cells of a run: every table asked for, at one size, with plug-ins in
+every one of them.
 
-A run may be shared by N processes that know nothing of each other (a job array, or the cores of one machine).
+A run may be shared by N processes that know nothing of each other (a job array, or the cores of one
+machine).
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
 
 def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
     """The cells of one table in its own order, each once."""
-    return list(dict.fromkeys(cell for grid in experiment.grids(size) for cell in with_plugins(grid).cells()))
+    return list(
+        dict.fromkeys(
+            cell for grid in experiment.grids(size) for cell in with_plugins(grid).cells()
+        )
+    )
 
 
 def cells_of_all(experiments: Iterable[Experiment], size: Size) -> list[Cell]:
@@ -46,12 +52,20 @@ def cells_of_all(experiments: Iterable[Experiment], size: Size) -> list[Cell]:
 def with_plugins(grid: Grid) -> Grid:
     """The grid with third-party attacks and defenses beside those that it names.
 
-    Attacks are granted the labels, as most published ones must be; defenses have the strength that they give as an example.
+    Attacks are granted the labels, as most published ones must be; defenses have the strength that
+    they give as an example.
     """
-    outside = [entry.name for registry in (SEPARATORS, MATCHERS) for entry in registry if from_outside(entry)]
+    outside = [
+        entry.name
+        for registry in (SEPARATORS, MATCHERS)
+        for entry in registry
+        if from_outside(entry)
+    ]
     named = {attack.name for attack in grid.attacks}
     attacks = any(attack.family == "attack" for attack in grid.attacks)
-    plugged = tuple(Attack(name, granted="labels") for name in outside if attacks and name not in named)
+    plugged = tuple(
+        Attack(name, granted="labels") for name in outside if attacks and name not in named
+    )
     stems = {defense.partition(":")[0] for defense in grid.defenses}
     added = [entry for entry in DEFENSES if from_outside(entry) and entry.name not in stems]
     strengths = tuple(strength(entry.name, entry.method) for entry in added)
@@ -71,14 +85,30 @@ def parse_shard(text: str) -> Shard:
 
 
 def share(cells: Iterable[Cell], shard: Shard) -> list[Cell]:
-    """The cells of one shard in their own order; every cell is in exactly one shard, whatever a store has.
+    """The cells of one shard in their own order; every cell is in exactly one shard, whatever a
+    store has.
 
-    Cells are dealt out like cards after similar ones were put together, so that no shard gets all the slow ones.
+    Cells are dealt out like cards after similar ones were put together, so that no shard gets all
+    the slow ones.
     """
     number, count = shard
     listed = list(cells)
-    order = ("network", "attack", "batch", "same", "labels", "defense", "data", "draws", "pictures", "seed")
-    kinds = {cell: json.dumps([cell.random_labels, *(cell.content()[name] for name in order)]) for cell in listed}
+    order = (
+        "network",
+        "attack",
+        "batch",
+        "same",
+        "labels",
+        "defense",
+        "data",
+        "draws",
+        "pictures",
+        "seed",
+    )
+    kinds = {
+        cell: json.dumps([cell.random_labels, *(cell.content()[name] for name in order)])
+        for cell in listed
+    }
     mine = set(sorted(listed, key=kinds.__getitem__)[number - 1 :: count])
     return [cell for cell in listed if cell in mine]
 
@@ -89,4 +119,8 @@ def of_attacks(cells: Iterable[Cell], wanted: Sequence[str], unwanted: Sequence[
     names = list(dict.fromkeys(cell.attack.name for cell in listed))
     for name in (*wanted, *unwanted):
         check_name("attack in these tables", name, names)
-    return [c for c in listed if (not wanted or c.attack.name in wanted) and c.attack.name not in unwanted]
+    return [
+        c
+        for c in listed
+        if (not wanted or c.attack.name in wanted) and c.attack.name not in unwanted
+    ]

@@ -1,10 +1,13 @@
 """Figures of the two papers, as published: for the rows they belong to, and for `scripts`.
 
-RGLA: ResNet-50 with ImageNet weights and a random head, 224², B = 8, labels granted and drawn at random with repetition,
-BatchNorm in train mode, 100 batches, RTX 3090. Triples are PSNR / SSIM / LPIPS.
+RGLA: ResNet-50 with ImageNet weights and a random head, 224², B = 8, labels granted and drawn at
+random with repetition, BatchNorm in train mode, 100 batches, RTX 3090. Triples are PSNR / SSIM /
+LPIPS.
 """
 
-BY_REACH = {  # table 1: largest batch × photo size; RGLA alone is fast, for strict defenses and for duplicate labels
+# table 1: largest batch × photo size; RGLA alone is fast, for strict defenses and for duplicate
+# labels
+BY_REACH = {
     "RGLA": "(C+1) × 224²",
     "FGLA": "256 × 224²",
     "Fowl": "64 × 224²",
@@ -26,8 +29,10 @@ FGLA_BY_BATCH = {  # table 10
     128: "18.17 / .438 / .720",
     256: "18.09 / .426 / .740",
 }
-BY_LABELS = {"granted": "19.242 / .509 / .559 (14.35 s)", "ilrg": "19.227 / .500 / .568 (91.7 s)"}  # table 9
-RGLA_BY_DUPLICATES = {0: "19.242", 2: "18.936", 4: "18.556", 6: "18.178", 8: "17.845"}  # table 8, of 8 labels; PSNR
+# table 9
+BY_LABELS = {"granted": "19.242 / .509 / .559 (14.35 s)", "ilrg": "19.227 / .500 / .568 (91.7 s)"}
+# table 8, of 8 labels; PSNR
+RGLA_BY_DUPLICATES = {0: "19.242", 2: "18.936", 4: "18.556", 6: "18.178", 8: "17.845"}
 FGLA_BY_DUPLICATES = {0: "18.779", 2: "16.963", 4: "15.182", 6: "12.805", 8: "10.748"}
 MATCHING_BY_DUPLICATES = {
     "dlg": {0: "11.54", 2: "11.26", 4: "10.98", 6: "10.61", 8: "10.25"},
@@ -58,7 +63,10 @@ BY_DEFENSE = {  # table 2
     },
 }
 BY_PRUNING = {  # table 12: PSNR
-    **{key: {"rgla": "18.79", "fgla": "18.78"} for key in ("none", "prune:0.8", "prune:0.9", "prune:0.99")},
+    **{
+        key: {"rgla": "18.79", "fgla": "18.78"}
+        for key in ("none", "prune:0.8", "prune:0.9", "prune:0.99")
+    },
     "prune:0.999": {"rgla": "17.01", "fgla": "~10"},
 }
 BY_OBJECTIVES = {  # table 3
@@ -68,9 +76,11 @@ BY_OBJECTIVES = {  # table 3
     ("w", "b", "loss"): "19.24 / .509 / .559",
 }
 BY_CLASSES = {64: "20.68 / .792 / .328", 128: "7.85 / .316 / .929"}  # table 4: C = 100, by batch
-LOGITS_BY_BATCH = {8: "8.78e-5", 16: "2e-4", 32: "7e-4", 64: "1.3e-3", 128: "3.2e-3", 256: "3.6e-3"}  # table 6
+# table 6
+LOGITS_BY_BATCH = {8: "8.78e-5", 16: "2e-4", 32: "7e-4", 64: "1.3e-3", 128: "3.2e-3", 256: "3.6e-3"}
 BY_START = "19.2415 / .5095 / .5587"  # table 7: all six, equal to the fourth digit
-BY_SIDE = {224: "19.242 / .509 / .559", 336: "somewhat lower (figures lost in our copy)"}  # table 11
+# table 11
+BY_SIDE = {224: "19.242 / .509 / .559", 336: "somewhat lower (figures lost in our copy)"}
 ACCURACIES = (0.01, 0.1, 0.3, 0.5, 0.7, 0.9)  # table 5's columns
 LOSS_ERRORS = {  # table 5: "average L2 error" of l̂ over 100 batches, by the accuracies
     8: (0.10, 0.58, 1.36, 2.79, 3.44, 4.04),
@@ -80,5 +90,6 @@ LOSS_ERRORS = {  # table 5: "average L2 error" of l̂ over 100 batches, by the a
     128: (0.066, 0.955, 3.23, 7.54, 11.91, 17.13),
     256: (0.06, 0.97, 3.43, 8.57, 13.1, 19.2),
 }
-SOFT_FCN = "51.2 / .9996 / .0015 (4.2 s)"  # soft labels: PSNR / SSIM / LPIPS of one 64² flower; DLG on it 8.3
+# soft labels: PSNR / SSIM / LPIPS of one 64² flower; DLG on it 8.3
+SOFT_FCN = "51.2 / .9996 / .0015 (4.2 s)"
 SOFT_FCN_DLG = "8.3"

@@ -1,8 +1,10 @@
-"""The runner: every cell that the store lacks, one after the other or on a Ray cluster, each written as soon as it is there.
+"""The runner: every cell that the store lacks, one after the other or on a Ray cluster, each
+written as soon as it is there.
 
-Tasks of a Ray cluster have this machine's cores and GPUs, or many machines'. An attack's own error is an outcome like any other.
-What Ray sees fail is a worker that was lost (killed, out of memory, its machine gone): such a cell is given to another worker, a
-few times. Every node needs unsum and the files of the run.
+Tasks of a Ray cluster have this machine's cores and GPUs, or many machines'. An attack's own error
+is an outcome like any other. What Ray sees fail is a worker that was lost (killed, out of memory,
+its machine gone): such a cell is given to another worker, a few times. Every node needs unsum and
+the files of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from itertools import islice
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from unsum.errors import UnsumError
 from unsum.running.cluster import connected
@@ -31,7 +40,8 @@ _LINE_EVERY = 15.0  # seconds, in a log
 class Shown:
     """A bar with the time that is left, or a line now and then in a log.
 
-    `begin` names the cell under way, `done` counts one that has finished; the rest follows from the clock.
+    `begin` names the cell under way, `done` counts one that has finished; the rest follows from the
+    clock.
     """
 
     def __init__(self, bars: Progress, total: int) -> None:
@@ -55,7 +65,9 @@ class Shown:
             self._say(f"{self._finished} of {self._total} cells, about {duration(left)} left")
 
     def _say(self, sentence: str) -> None:
-        self._bars.console.print(f"unsum: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(
+            f"unsum: {sentence}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def duration(seconds: float) -> str:
@@ -76,7 +88,9 @@ def shown(console: Console, total: int) -> Iterator[Shown]:
         *(TimeRemainingColumn(), TextColumn("{task.description}")),
     )
     hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=600, disable=hidden) as bars:
+    with Progress(
+        *columns, console=console, transient=True, speed_estimate_period=600, disable=hidden
+    ) as bars:
         yield Shown(bars, total)
 
 
@@ -101,8 +115,14 @@ class Summary:
         parts += [f"{self.known} already in the store"] * bool(self.known)
         parts += [f"{self.needs} that say what they need"] * bool(self.needs)
         parts += [f"{self.failed} failed"] * bool(self.failed)
-        parts += [f"{self.failed_before} failed before (--retry-failed tries them again)"] * bool(self.failed_before)
-        rest = f" The time is over with {self.left} left; the same command goes on." if self.left else ""
+        parts += [f"{self.failed_before} failed before (--retry-failed tries them again)"] * bool(
+            self.failed_before
+        )
+        rest = (
+            f" The time is over with {self.left} left; the same command goes on."
+            if self.left
+            else ""
+        )
         return ", ".join(parts) + "." + rest
 
 
@@ -126,8 +146,8 @@ def run(
 ) -> Summary:
     """Measure what the store lacks. Stop it in any way and give it again: it goes on where it was.
 
-    After `minutes` no cell is begun any more; those under way are finished. With `any_code` a cell that other code or data made a
-    result for counts as measured, as tables show it.
+    After `minutes` no cell is begun any more; those under way are finished. With `any_code` a cell
+    that other code or data made a result for counts as measured, as tables show it.
     """
     console = console or Console(quiet=True)
     keys = {cell: key_of(cell, material) for cell in cells}
@@ -140,14 +160,19 @@ def run(
     if any_code:
         shown_already = store.declarations("measured")
         missing = [cell for cell in missing if declaration_of(cell) not in shown_already]
-    console.print(f"unsum: {len(missing)} cells to measure, {len(keys) - len(missing)} in the store", highlight=False)
+    console.print(
+        f"unsum: {len(missing)} cells to measure, {len(keys) - len(missing)} in the store",
+        highlight=False,
+    )
     counts = {"measured": 0, "needs": 0, "failed": 0}
     with shown(console, len(missing)) as progress:
         for cell, outcome in way(_until(missing, minutes), material, progress):
             known_as = (keys[cell], declaration_of(cell), cell.content())
             store.put(*known_as, outcome, origin(cell, material, outcome, command))
             counts[outcome.status] += 1
-            progress.done(str(cell), f"failed: {outcome.sentence}" if outcome.status == "failed" else "")
+            progress.done(
+                str(cell), f"failed: {outcome.sentence}" if outcome.status == "failed" else ""
+            )
     known = len(keys) - len(missing) - len(failed_before)
     left = len(missing) - sum(counts.values())
     return Summary(len(keys), known, **counts, failed_before=len(failed_before), left=left)
@@ -175,13 +200,20 @@ class Cluster:
 
     def __call__(self, cells: Iterable[Cell], material: Material, progress: Shown) -> Answers:
         task = self.ray.remote(_measured).options(
-            num_cpus=material.threads, num_gpus=self.gpus, max_retries=_RETRIES, retry_exceptions=False
+            num_cpus=material.threads,
+            num_gpus=self.gpus,
+            max_retries=_RETRIES,
+            retry_exceptions=False,
         )
         waiting = iter(cells)
         flying: dict[Any, Cell] = {}
         while True:
             found = self.ray.cluster_resources()
-            places = found.get("GPU", 0) / self.gpus if self.gpus else found.get("CPU", 1) / material.threads
+            places = (
+                found.get("GPU", 0) / self.gpus
+                if self.gpus
+                else found.get("CPU", 1) / material.threads
+            )
             for cell in islice(waiting, max(0, _AHEAD * max(1, int(places)) - len(flying))):
                 flying[task.remote(cell, material, code_version())] = cell
             if not flying:
@@ -195,13 +227,16 @@ class Cluster:
         try:
             outcome: Outcome = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, UnsumError):  # another unsum on that node: every cell would fail alike
+            # another unsum on that node: every cell would fail alike
+            if isinstance(error.cause, UnsumError):
                 raise error.cause from None
             raise
         except self.ray.exceptions.RayError as error:
             reason = str(error).splitlines()[0]
             return Outcome(
-                "failed", sentence=f"its worker was lost {_RETRIES + 1} times: {reason}", traceback=str(error)
+                "failed",
+                sentence=f"its worker was lost {_RETRIES + 1} times: {reason}",
+                traceback=str(error),
             )
         return outcome
 
@@ -210,23 +245,27 @@ def _measured(cell: Cell, material: Material, version: str) -> Outcome:
     """On a worker, which must have the code that the key was made for."""
     if code_version() != version:
         raise UnsumError(
-            f"A node of the cluster has another unsum (code {code_version()}, not {version}); install the same on all."
+            f"A node of the cluster has another unsum (code {code_version()}, not {version}); "
+            "install the same on all."
         )
     return measure(cell, material)
 
 
 @contextmanager
 def cluster(address: str, material: Material, *, gpus: float = 1.0) -> Iterator[Cluster]:
-    """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
+    """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else
+    an address, HOST:PORT."""
     needed = gpus if material.device.startswith("cuda") else 0.0
     with connected(address) as ray:
         found = ray.cluster_resources()
         if needed and found.get("GPU", 0) < needed:
             raise UnsumError(
-                "No node of the Ray cluster has a GPU; leave --device cuda out, or start one with --num-gpus."
+                "No node of the Ray cluster has a GPU; leave --device cuda out, or start one with "
+                "--num-gpus."
             )
         if not needed and found.get("CPU", 0) < material.threads:
             raise UnsumError(
-                f"No node of the Ray cluster has {material.threads} CPUs free for a cell; lower --threads."
+                f"No node of the Ray cluster has {material.threads} CPUs free for a cell; lower "
+                "--threads."
             )
         yield Cluster(ray, needed)

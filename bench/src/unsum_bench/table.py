@@ -1,4 +1,5 @@
-"""A table of results out of a store: a row for every declared configuration, with the published figure beside.
+"""A table of results out of a store: a row for every declared configuration, with the published
+figure beside.
 
 Tables in the form that is asked for: for a terminal, Markdown, LaTeX or CSV.
 
@@ -56,15 +57,24 @@ class Row:
 
     def value(self, column: Column) -> float | None:
         """The column's figure over the batches that have it."""
-        found = [r.outcome.values[column.value] for r in self.measured if column.value in r.outcome.values]
+        found = [
+            r.outcome.values[column.value]
+            for r in self.measured
+            if column.value in r.outcome.values
+        ]
         return _SUMMED[column.over](found) if found else None
 
     def error(self, column: Column) -> float | None:
-        """The standard error of that figure: of a cell of many batches its own, else over the batches' cells."""
+        """The standard error of that figure: of a cell of many batches its own, else over the
+        batches' cells."""
         own = [r.outcome.values.get(f"{column.value}_se") for r in self.measured]
         if len(own) == 1:
             return own[0]
-        found = [r.outcome.values[column.value] for r in self.measured if column.value in r.outcome.values]
+        found = [
+            r.outcome.values[column.value]
+            for r in self.measured
+            if column.value in r.outcome.values
+        ]
         return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 2 else None
 
     @property
@@ -93,19 +103,29 @@ class Table:
 
     @property
     def axes(self) -> list[str]:
-        varying = [name for name in _AXES if len({getattr(row.cell, name) for row in self.rows}) > 1]
+        varying = [
+            name for name in _AXES if len({getattr(row.cell, name) for row in self.rows}) > 1
+        ]
         return varying or ["attack"]
 
     @property
     def columns(self) -> list[Column]:
         """Those that any row has a figure for; all of them where nothing was run."""
-        present = [c for c in self.experiment.columns if any(row.value(c) is not None for row in self.rows)]
+        present = [
+            c for c in self.experiment.columns if any(row.value(c) is not None for row in self.rows)
+        ]
         return present or list(self.experiment.columns)
 
     def headings(self) -> list[str]:
         titles = [_AXES[axis] for axis in self.axes]
         published = [self.experiment.published_title] if self.experiment.published else []
-        return [*titles, *published, *(column.title for column in self.columns), "batches", *self._remark_title]
+        return [
+            *titles,
+            *published,
+            *(column.title for column in self.columns),
+            "batches",
+            *self._remark_title,
+        ]
 
     @property
     def _remark_title(self) -> list[str]:
@@ -175,19 +195,25 @@ def _belongs(entry: Published, cell: Cell) -> bool:
 
 Form = Literal["markdown", "latex", "csv"]
 _LEAKAGE, _LABELS = Column("leakage", "leakage"), Column("labels", "labels")
-# What LaTeX reads as its own, and what its usual fonts lack. The first is two characters that are one sign.
+# What LaTeX reads as its own, and what its usual fonts lack. The first is two characters that are
+# one sign.
 _SYMBOLS = {
-    "l̂": r"$\hat{l}$", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
-    "‖": r"$\|$", "Ŷ": r"$\hat{Y}$", "′": "$'$", "−": "$-$", "²": r"$^2$", "∇": r"$\nabla$", "±": r"$\pm$", "–": "--",
-    "×": r"$\times$", "λ": r"$\lambda$", "|": r"$|$", "<": "$<$", ">": "$>$", "σ": r"$\sigma$", "ε": r"$\varepsilon$",
+    "l̂": r"$\hat{l}$", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
+    "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+    "‖": r"$\|$", "Ŷ": r"$\hat{Y}$", "′": "$'$", "−": "$-$", "²": r"$^2$", "∇": r"$\nabla$",
+    "±": r"$\pm$", "–": "--", "×": r"$\times$", "λ": r"$\lambda$", "|": r"$|$", "<": "$<$",
+    ">": "$>$", "σ": r"$\sigma$", "ε": r"$\varepsilon$",
 }  # fmt: skip
 _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
 
 
 def written(table: Table, form: Form) -> str:
     """One table as text that another program takes."""
-    forms: dict[Form, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "csv": as_csv}
+    forms: dict[Form, Callable[[Table], str]] = {
+        "markdown": markdown,
+        "latex": latex,
+        "csv": as_csv,
+    }
     return forms[form](table)
 
 
@@ -202,7 +228,8 @@ def _pipes(headings: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def matrix(table: Table) -> str:
-    """Markdown: a row for everything but the axis, a column for each of its values, and the refusals below."""
+    """Markdown: a row for everything but the axis, a column for each of its values, and the
+    refusals below."""
     axis = table.experiment.across
     own = [name for name in table.axes if name != axis]
     columns = list(dict.fromkeys(axis_text(row.cell, axis) for row in table.rows))
@@ -210,12 +237,15 @@ def matrix(table: Table) -> str:
     for row in table.rows:
         names = tuple(axis_text(row.cell, name) for name in own)
         rows.setdefault(names, {})[axis_text(row.cell, axis)] = row
-    lines = [[*names, *(_entry(row.get(column)) for column in columns)] for names, row in rows.items()]
+    lines = [
+        [*names, *(_entry(row.get(column)) for column in columns)] for names, row in rows.items()
+    ]
     return "\n\n".join(filter(None, [_pipes([*own, *columns], lines), _refusals(table.rows)]))
 
 
 def _entry(row: Row | None) -> str:
-    """The leakage; labels right, of an attack on labels alone; or a word that stands for a sentence below."""
+    """The leakage; labels right, of an attack on labels alone; or a word that stands for a sentence
+    below."""
     if row is None or not row.results:
         return NOT_RUN
     if not row.measured:
@@ -232,7 +262,10 @@ def _refusals(rows: Iterable[Row]) -> str:
     for row in rows:
         if row.results and not row.measured:
             said.setdefault(row.remark, []).append(str(row.cell.attack))
-    return "\n".join(f"- {', '.join(f'`{n}`' for n in dict.fromkeys(names))}: {text}" for text, names in said.items())
+    return "\n".join(
+        f"- {', '.join(f'`{n}`' for n in dict.fromkeys(names))}: {text}"
+        for text, names in said.items()
+    )
 
 
 def latex(table: Table) -> str:
@@ -241,7 +274,11 @@ def latex(table: Table) -> str:
     rows = [table.headings(), *map(table.cells, table.rows)]
     signs = partial(_SYMBOL.sub, lambda found: _SYMBOLS[found[0]])
     heading, *lines = (" & ".join(map(signs, cells)) + r" \\" for cells in rows)
-    top = [f"% {table.experiment.title}; size {table.size}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    top = [
+        f"% {table.experiment.title}; size {table.size}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+    ]
     return "\n".join([*top, heading, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
 
 
@@ -256,9 +293,14 @@ def as_csv(table: Table) -> str:
 
 
 def show(table: Table, console: Console) -> None:
-    drawn = Drawn(title=f"{table.experiment.name}: {table.experiment.title}, size {table.size}", title_justify="left")
+    drawn = Drawn(
+        title=f"{table.experiment.name}: {table.experiment.title}, size {table.size}",
+        title_justify="left",
+    )
     for place, heading in enumerate(table.headings()):
-        drawn.add_column(Text(heading), justify="left" if place < len(table.axes) else "right", overflow="fold")
+        drawn.add_column(
+            Text(heading), justify="left" if place < len(table.axes) else "right", overflow="fold"
+        )
     for row in table.rows:
         drawn.add_row(*(Text(text) for text in table.cells(row)))
     console.print(drawn)

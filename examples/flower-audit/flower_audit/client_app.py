@@ -1,4 +1,5 @@
-"""A client as in Flower's own tutorials: it trains as the server asks it to and sends its whole state dict back."""
+"""A client as in Flower's own tutorials: it trains as the server asks it to and sends its whole
+state dict back."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["learning-rate"])
     images, labels = private_pictures(int(context.node_config["partition-id"]))
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(settings["server-round"]))
+    order = torch.randperm(
+        len(images), generator=torch.Generator().manual_seed(settings["server-round"])
+    )
     size, steps, losses = settings["batch-size"], settings["local-steps"], []
     for step in range(steps):
         chosen = order[torch.arange(step * size, (step + 1) * size) % len(order)]
@@ -42,4 +45,7 @@ def train(message: Message, context: Context) -> Message:
         optimizer.step()
         losses.append(loss.item())
     metrics = MetricRecord({"train-loss": sum(losses) / len(losses), "num-examples": size * steps})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )

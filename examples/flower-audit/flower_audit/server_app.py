@@ -28,14 +28,20 @@ def train(grid: Grid, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = network()
     strategy = AuditStrategy(
-        StoreUpdates(FedAvg(fraction_evaluate=0.0), out / "seen"),  # for `unsum audit --flower-run`, afterwards
+        # for `unsum audit --flower-run`, afterwards
+        StoreUpdates(FedAvg(fraction_evaluate=0.0), out / "seen"),
         model,
         training=LocalTraining(settings["learning-rate"], steps=settings["local-steps"]),
-        budget_seconds=10,  # these rounds take less than a second; the default would be a tenth of that
+        # these rounds take less than a second; the default would be a tenth of that
+        budget_seconds=10,
         folder=out,
     )
-    asked = ConfigRecord({name: settings[name] for name in ("learning-rate", "batch-size", "local-steps", "guard")})
-    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=settings["rounds"], train_config=asked)
+    asked = ConfigRecord(
+        {name: settings[name] for name in ("learning-rate", "batch-size", "local-steps", "guard")}
+    )
+    strategy.start(
+        grid, ArrayRecord(model.state_dict()), num_rounds=settings["rounds"], train_config=asked
+    )
     print("\n".join(["", *table(strategy)]))
     if strategy.worst is None:
         print("No update was audited, so there is no report.")
@@ -47,15 +53,22 @@ def train(grid: Grid, settings: dict[str, Any]) -> None:
 
 
 def table(strategy: AuditStrategy) -> list[str]:
-    lines = [f"{'round':>5}  {'client':>20}  {'samples':>7}  {'certain':>7}  {'leakage':>7}  labels found"]
+    lines = [
+        (
+            f"{'round':>5}  {'client':>20}  {'samples':>7}  {'certain':>7}  {'leakage':>7}  labels "
+            "found"
+        )
+    ]
     for finding in strategy.findings:
         if finding.outcome != "audited":
             lines.append(f"{finding.round:5}  {finding.client:>20}  {finding.outcome}")
             continue
         certain = "yes" if finding.exact else "no"
         found = " ".join(str(label) for label in finding.label_counts)
-        leakage = f"{finding.leakage:7.2f}" if finding.leakage == finding.leakage else f"{'–':>7}"  # NaN: nobody knows
+        # NaN: nobody knows
+        leakage = f"{finding.leakage:7.2f}" if finding.leakage == finding.leakage else f"{'–':>7}"
         lines.append(
-            f"{finding.round:5}  {finding.client:>20}  {finding.batch_size:7}  {certain:>7}  {leakage}  {found}"
+            f"{finding.round:5}  {finding.client:>20}  {finding.batch_size:7}  {certain:>7}  "
+            f"{leakage}  {found}"
         )
     return lines

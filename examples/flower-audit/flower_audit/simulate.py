@@ -1,4 +1,5 @@
-"""`flower-audit`: the same app in Flower's simulation engine, in this process; on a Ray cluster where RAY_ADDRESS names one."""
+"""`flower-audit`: the same app in Flower's simulation engine, in this process; on a Ray cluster
+where RAY_ADDRESS names one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from typing import Any
 def main() -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    parser = argparse.ArgumentParser(prog="flower-audit", description="A federated training, audited round by round.")
+    parser = argparse.ArgumentParser(
+        prog="flower-audit", description="A federated training, audited round by round."
+    )
     parser.add_argument("--clients", type=int, default=4)
     for name, value in defaults().items():
         parser.add_argument(f"--{name}", type=type(value), default=value)

@@ -1,4 +1,5 @@
-"""The network and the clients' private pictures: crops of the photos that ship with unsum, of the size of CIFAR's."""
+"""The network and the clients' private pictures: crops of the photos that ship with unsum, of the
+size of CIFAR's."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def block(channels: int, width: int) -> list[nn.Module]:
 
 
 def private_pictures(client: int) -> tuple[Tensor, Tensor]:
-    """(32, 3, 32, 32) random crops and mirrored crops that no other client has, with the photos' labels."""
+    """(32, 3, 32, 32) random crops and mirrored crops that no other client has, with the photos'
+    labels."""
     photos = embedded_batch(16, image_size=48)
     generator = torch.Generator().manual_seed(client)
     images, labels = [], []

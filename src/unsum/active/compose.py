@@ -1,4 +1,5 @@
-"""Pictures that a malicious server read, as a leak of their own or beside what the last layer gave away."""
+"""Pictures that a malicious server read, as a leak of their own or beside what the last layer gave
+away."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ _MID_GRAY = 0.5  # of a picture of which nothing was read
 
 
 def alone(model: nn.Module, reader: Reader, recovered: Recovered) -> Leak:
-    """A leak whose rows are the pictures that were read. Features are the model's for them; labels were not sought."""
+    """A leak whose rows are the pictures that were read. Features are the model's for them; labels
+    were not sought."""
     if len(recovered.inputs) == 0:  # a leak has at least one row
         gray, no = torch.full((1, *reader.shape), _MID_GRAY), torch.zeros(1, dtype=torch.bool)
         notes = [*recovered.notes, "Nothing was read; the one picture shown is gray."]
-        recovered = Recovered(gray, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes)
+        recovered = Recovered(
+            gray, no, torch.full((1,), math.inf), torch.zeros(1, dtype=torch.long), notes
+        )
     features = features_of(model, recovered.inputs)
     _, head = find_head(model)
     with torch.no_grad():
@@ -39,22 +43,29 @@ def alone(model: nn.Module, reader: Reader, recovered: Recovered) -> Leak:
         images=recovered.inputs.clamp(0, 1) if recovered.inputs.ndim == 4 else None,
         inputs=recovered.inputs,
         inputs_exact=recovered.exact,
-        notes=[*recovered.notes, "Labels were not sought: every class is given the same probability."],
+        notes=[
+            *recovered.notes,
+            "Labels were not sought: every class is given the same probability.",
+        ],
     )
 
 
 def place(model: nn.Module, leak: Leak, reader: Reader, recovered: Recovered) -> Leak:
     """The leak of the last layer with every picture that was read in the row whose features it has.
 
-    The pictures pass through the model, in its present mode; BatchNorm then sees only those that were read, so features agree
-    roughly and the best pairing decides. Samples without a picture get a gray one.
+    The pictures pass through the model, in its present mode; BatchNorm then sees only those that
+    were read, so features agree roughly and the best pairing decides. Samples without a picture get
+    a gray one.
     """
     knowledge = replace(leak.knowledge, may_change_model=True, auxiliary_photos=reader.photos)
-    source = "The pictures were read out of the server's layer, labels and features out of the last one."
+    source = (
+        "The pictures were read out of the server's layer, labels and features out of the last one."
+    )
     notes = [*recovered.notes, source, *leak.notes]
     if len(recovered.inputs) == 0:
         return replace(leak, knowledge=knowledge, notes=notes)
-    order = recovered.exact.long().argsort(descending=True, stable=True)  # certain ones first, if there are too many
+    # certain ones first, if there are too many
+    order = recovered.exact.long().argsort(descending=True, stable=True)
     inputs, exact = recovered.inputs[order], recovered.exact[order]
     read, told = features_of(model, inputs).double(), leak.features.to(inputs.device).double()
     found = nn.functional.normalize(read, eps=1e-30) @ nn.functional.normalize(told, eps=1e-30).T

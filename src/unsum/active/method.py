@@ -1,10 +1,11 @@
-"""What a malicious server is: a layer to put in front of the model, and a reader to read the update of that layer.
+"""What a malicious server is: a layer to put in front of the model, and a reader to read the update
+of that layer.
 
 The layer hands on its input with a little added, so that the model behind it works as before.
 
-Was it one sample? Two that resemble each other act alike on every layer, so that each layer reads the same mean of them: that
-several readings agree excludes different samples, but no siblings. What excludes these is the grid of 8-bit pictures, or the
-number.
+Was it one sample? Two that resemble each other act alike on every layer, so that each layer reads
+the same mean of them: that several readings agree excludes different samples, but no siblings. What
+excludes these is the grid of 8-bit pictures, or the number.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ _FEWEST = 64  # pixels, below which a mixture may lie on the grid by accident
 
 @dataclass(frozen=True)
 class Recovered:
-    """Inputs read out of one layer. `exact` says which of them stood there alone; the others are mixtures of several.
+    """Inputs read out of one layer. `exact` says which of them stood there alone; the others are
+    mixtures of several.
 
-    `errors` are relative, as rounding alone makes them expected; `rows` is where in the layer each was found.
+    `errors` are relative, as rounding alone makes them expected; `rows` is where in the layer each
+    was found.
     """
 
     inputs: Tensor  # (N, …) float32
@@ -70,19 +73,22 @@ class Reader(ABC):
 
 
 def gradients_of(update: Update, layer: str) -> tuple[Tensor, Tensor]:
-    """The gradient of an inserted linear layer's weight and bias in float64, or a sentence that says what lacks."""
+    """The gradient of an inserted linear layer's weight and bias in float64, or a sentence that
+    says what lacks."""
     names = [f"front.{layer}.{part}" for part in ("weight", "bias")]
     for name in names:
         if name not in update.gradients:
             raise UnsumError(
-                f"The update lacks {name!r}, the layer that the server put in; read one of the changed model."
+                f"The update lacks {name!r}, the layer that the server put in; read one of the "
+                "changed model."
             )
     weight, bias = (update.gradients[name].detach() for name in names)
     return weight.double(), bias.double()
 
 
 class Server(Protocol):
-    """Makes the layer and its reader for inputs of `shape`; further keyword-only arguments are its options."""
+    """Makes the layer and its reader for inputs of `shape`; further keyword-only arguments are its
+    options."""
 
     def __call__(
         self, shape: tuple[int, ...], generator: torch.Generator, auxiliary: Tensor | None
@@ -93,7 +99,8 @@ SERVERS: Registry[Server] = Registry("server", "unsum.servers")
 
 
 class Inserted(nn.Module):
-    """model(front(x)). The model's parameters keep their names behind `model.`, the layer's stand behind `front.`."""
+    """model(front(x)). The model's parameters keep their names behind `model.`, the layer's stand
+    behind `front.`."""
 
     def __init__(self, front: nn.Module, model: nn.Module) -> None:
         super().__init__()
@@ -107,7 +114,8 @@ class Inserted(nn.Module):
 
 
 def random_patterns(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """(count, D) of unit size per entry: what the layer adds to its input, so that the loss feels its activations."""
+    """(count, D) of unit size per entry: what the layer adds to its input, so that the loss feels
+    its activations."""
     size = int(torch.Size(shape).numel())
     return torch.randn(count, size, generator=generator)
 
@@ -124,7 +132,8 @@ def parse_server(text: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
             raise UnsumError(
-                f"Options of a server are written NAME:OPTION=VALUE, as in imprint:bins=128, not {text!r}."
+                "Options of a server are written NAME:OPTION=VALUE, as in imprint:bins=128, not "
+                f"{text!r}."
             )
         options[key] = read_value(value)
     return name.strip(), options
@@ -133,18 +142,25 @@ def parse_server(text: str) -> tuple[str, dict[str, Any]]:
 def check_server(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options, checked against those the server takes by name and kind."""
     parameters = inspect.signature(SERVERS[name]).parameters
-    own = {key: p.default for key, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    own = {
+        key: p.default for key, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
     for key, value in options.items():
         check_name(f"option of the server {name!r}", key, own)
         if isinstance(own[key], int) and not isinstance(value, int):
-            raise UnsumError(f"The option {key!r} of the server {name!r} is a whole number, not {value!r}.")
+            raise UnsumError(
+                f"The option {key!r} of the server {name!r} is a whole number, not {value!r}."
+            )
         if isinstance(own[key], float) and not isinstance(value, int | float):
-            raise UnsumError(f"The option {key!r} of the server {name!r} is a number, not {value!r}.")
+            raise UnsumError(
+                f"The option {key!r} of the server {name!r} is a number, not {value!r}."
+            )
     return options
 
 
 def in_range(inputs: Tensor, limits: tuple[float, float] | None, slack: float = 1e-3) -> Tensor:
-    """(N,) whether every entry is a possible pixel; True throughout where the range of inputs is not known."""
+    """(N,) whether every entry is a possible pixel; True throughout where the range of inputs is
+    not known."""
     if limits is None:
         return torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
     flat = inputs.flatten(1)
@@ -152,7 +168,8 @@ def in_range(inputs: Tensor, limits: tuple[float, float] | None, slack: float = 
 
 
 def on_grid(inputs: Tensor) -> Tensor:
-    """(N,) whether all pixels are multiples of 1/255, as those of an 8-bit picture are and those of a mixture are not.
+    """(N,) whether all pixels are multiples of 1/255, as those of an 8-bit picture are and those of
+    a mixture are not.
 
     Proof where it holds. Where it does not, the client may have resized or augmented its pictures.
     """
@@ -164,5 +181,6 @@ def on_grid(inputs: Tensor) -> Tensor:
 
 
 def counted(update: Update, found: int) -> bool:
-    """Whether the protocol discloses that the batch holds as many samples as stand apart in the layer: one each."""
+    """Whether the protocol discloses that the batch holds as many samples as stand apart in the
+    layer: one each."""
     return update.batch_size == found

@@ -1,14 +1,16 @@
-"""Trap weights: rows that hardly any input excites, so that the one it does is alone in the row's gradient.
+"""Trap weights: rows that hardly any input excites, so that the one it does is alone in the row's
+gradient.
 
-Half of a row's entries, chosen at random, are −|z|, the other half f·|z| with the same magnitudes, z ~ N(0, σ²), f a
-little below one: ⟨w, x⟩ = Σ z (f x_p − x_n) is negative for most inputs, the more so the brighter they are. Where one
-sample s alone passes the ReLU,
+Half of a row's entries, chosen at random, are −|z|, the other half f·|z| with the same magnitudes,
+z ~ N(0, σ²), f a little below one: ⟨w, x⟩ = Σ z (f x_p − x_n) is negative for most inputs, the more
+so the brighter they are. Where one sample s alone passes the ReLU,
 
     ∇W_i = δ_s x_s,   ∇b_i = δ_s,   x_s = ∇W_i / ∇b_i.
 
-**Which rows saw one sample?** Every row acts on the loss in a direction of its own (an angle between two patterns), so
-two rows that the same *several* samples excite mix them differently, and two rows that agree on an input saw that one
-alone, or several that resemble each other (see `method`).
+**Which rows saw one sample?** Every row acts on the loss in a direction of its own (an angle
+between two patterns), so two rows that the same *several* samples excite mix them differently, and
+two rows that agree on an input saw that one alone, or several that resemble each other (see
+`method`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from unsum.active.imprint import PHOTO_BRIGHTNESS
-from unsum.active.method import SERVERS, Reader, Recovered, counted, gradients_of, in_range, on_grid, random_patterns
+from unsum.active.method import (
+    SERVERS,
+    Reader,
+    Recovered,
+    counted,
+    gradients_of,
+    in_range,
+    on_grid,
+    random_patterns,
+)
 from unsum.certify.claim import grant_each
 from unsum.errors import UnsumError
 from unsum.update import Update
@@ -33,7 +44,9 @@ _RESEMBLES = 0.2  # relative distance within which two readings may be of siblin
 _SKETCH = 64  # random projections that readings are compared by
 
 
-@SERVERS.register("traps", summary="rows that single samples excite (trap weights)", needs="to change the model")
+@SERVERS.register(
+    "traps", summary="rows that single samples excite (trap weights)", needs="to change the model"
+)
 def traps(
     shape: tuple[int, ...],
     generator: torch.Generator,
@@ -44,10 +57,14 @@ def traps(
     sigma: float = 0.5,
     strength: float = 0.1,
 ) -> tuple[nn.Module, Reader]:
-    """`factor` is f, 0.95 as published; 0 fits it to the number of pixels, since one for all sizes fires always or never."""
+    """`factor` is f, 0.95 as published; 0 fits it to the number of pixels, since one for all sizes
+    fires always or never."""
     size = int(torch.Size(shape).numel())
     if rows < 2 or not sigma > 0 or not strength > 0 or not 0 <= factor <= 1:
-        raise UnsumError("Traps need at least two rows, a positive sigma and strength, and a factor between 0 and 1.")
+        raise UnsumError(
+            "Traps need at least two rows, a positive sigma and strength, and a factor between 0 "
+            "and 1."
+        )
     bright, contrast = PHOTO_BRIGHTNESS[0], _CONTRAST
     if auxiliary is not None:
         bright, contrast = float(auxiliary.mean()), float(auxiliary.flatten(1).std(1).mean())
@@ -55,25 +72,40 @@ def traps(
     weight = trap_rows(rows, size, f, sigma, generator)
     angles = 2 * math.pi * torch.rand(rows, generator=generator)
     outgoing = torch.stack([angles.cos(), angles.sin()], 1) / (sigma * math.sqrt(size) * rows)
-    photos = "" if auxiliary is None else f"{len(auxiliary)} auxiliary inputs, for their brightness and contrast"
+    photos = (
+        ""
+        if auxiliary is None
+        else f"{len(auxiliary)} auxiliary inputs, for their brightness and contrast"
+    )
     layer = TrapLayer(weight, outgoing, random_patterns(2, shape, generator), strength)
     return layer, TrapReader("traps", shape, rows, f, photos=photos)
 
 
 def fitted_factor(size: int, bright: float, contrast: float) -> float:
-    """f at which a row's mean response lies 1.5 of its standard deviations below zero, for inputs of independent pixels.
+    """f at which a row's mean response lies 1.5 of its standard deviations below zero, for inputs
+    of independent pixels.
 
-    Over D/2 pairs the mean is −(1 − f) E|z| x̄ D/2 and the spread σ √(D/2 · 2 contrast²), with E|z| = σ √(2/π).
+    Over D/2 pairs the mean is −(1 − f) E|z| x̄ D/2 and the spread σ √(D/2 · 2 contrast²), with E|z|
+    = σ √(2/π).
     """
-    short = _RARE * contrast * math.sqrt(2) / (math.sqrt(2 / math.pi) * max(bright, 1e-3) * math.sqrt(size / 2))
+    short = (
+        _RARE
+        * contrast
+        * math.sqrt(2)
+        / (math.sqrt(2 / math.pi) * max(bright, 1e-3) * math.sqrt(size / 2))
+    )
     return max(1 - short, 0.0)
 
 
-def trap_rows(rows: int, size: int, factor: float, sigma: float, generator: torch.Generator) -> Tensor:
-    """(rows, size): every row a random half of −|z| and a half of f |z|, the same magnitudes; an odd entry stays 0."""
+def trap_rows(
+    rows: int, size: int, factor: float, sigma: float, generator: torch.Generator
+) -> Tensor:
+    """(rows, size): every row a random half of −|z| and a half of f |z|, the same magnitudes; an
+    odd entry stays 0."""
     half = size // 2
     weight = torch.zeros(rows, size)
-    for row in weight:  # one permutation at a time: a matrix of them would need twice the memory of the layer
+    # one permutation at a time: a matrix of them would need twice the memory of the layer
+    for row in weight:
         order = torch.randperm(size, generator=generator)
         magnitude = sigma * torch.randn(half, generator=generator).abs()
         row[order[:half]], row[order[half : 2 * half]] = -magnitude, factor * magnitude
@@ -81,7 +113,8 @@ def trap_rows(rows: int, size: int, factor: float, sigma: float, generator: torc
 
 
 class TrapLayer(nn.Module):
-    """x + strength · Σ_i a_i (cos θ_i · pattern + sin θ_i · other pattern), scaled to be small beside x."""
+    """x + strength · Σ_i a_i (cos θ_i · pattern + sin θ_i · other pattern), scaled to be small
+    beside x."""
 
     outgoing: Tensor
     patterns: Tensor
@@ -111,7 +144,8 @@ class TrapReader(Reader):
         return f"{self.rows} rows, factor {self.factor:.4g}"
 
     def read(self, update: Update) -> Recovered:
-        """Row by row the ratio; readings that rows agree on, or that lie on the grid of 8-bit pictures, are exact."""
+        """Row by row the ratio; readings that rows agree on, or that lie on the grid of 8-bit
+        pictures, are exact."""
         W, b = gradients_of(update, "rows")
         dtype = update.gradients["front.rows.weight"].dtype
         fired = b.abs() > 1e-12 * b.abs().max()
@@ -125,20 +159,23 @@ class TrapReader(Reader):
         proved = on_grid(x[chosen]) | (counted(update, len(chosen)) and _well_apart(x[chosen]))
         sure = grant_each(errors[chosen].masked_fill(~proved, math.inf), above=True)
         notes = [
-            f"Of {self.rows} rows {len(places)} were excited; {int(sure.sum())} samples were alone in one and read exactly. "
-            f"{lone} other readings are possible pictures that nothing vouches for, and "
-            f"{len(places) - len(candidates)} are mixtures."
+            f"Of {self.rows} rows {len(places)} were excited; {int(sure.sum())} samples were alone "
+            f"in one and read exactly. {lone} other readings are possible pictures that nothing "
+            f"vouches for, and {len(places) - len(candidates)} are mixtures."
         ]
         if not bool(sure.all()):
             notes.append(
-                f"{int((~sure).sum())} more are one sample, or several that resemble each other, whose mean is shown: off the "
-                "grid of 8-bit pictures only the batch size would tell."
+                f"{int((~sure).sum())} more are one sample, or several that resemble each other, "
+                "whose mean is shown: off the grid of 8-bit pictures only the batch size would "
+                "tell."
             )
         if len(chosen) == 0:  # an answer all the same, and a flag that says what it is worth
             chosen = errors.argsort()[:1]
             errors = torch.full_like(errors, math.inf)
             sure = grant_each(errors[chosen], above=False)
-        return Recovered(x[chosen].float().view(-1, *self.shape), sure, errors[chosen], places[chosen], notes)
+        return Recovered(
+            x[chosen].float().view(-1, *self.shape), sure, errors[chosen], places[chosen], notes
+        )
 
 
 def _well_apart(x: Tensor) -> bool:
@@ -148,16 +185,20 @@ def _well_apart(x: Tensor) -> bool:
 
 
 def _agreeing(x: Tensor, errors: Tensor, grid: Tensor) -> tuple[Tensor, int]:
-    """Indices of the best reading of every sample that two rows agree on or the grid proves, and how many others there are."""
+    """Indices of the best reading of every sample that two rows agree on or the grid proves, and
+    how many others there are."""
     generator = torch.Generator().manual_seed(0)
-    sketch = torch.randn(x.shape[1], _SKETCH, generator=generator, dtype=torch.float64).to(x) / math.sqrt(_SKETCH)
+    sketch = torch.randn(x.shape[1], _SKETCH, generator=generator, dtype=torch.float64).to(
+        x
+    ) / math.sqrt(_SKETCH)
     seen = x @ sketch
     apart = torch.cdist(seen, seen) / seen.norm(dim=1).clamp_min(1e-30)
     limit = torch.maximum(errors[:, None] + errors, torch.full_like(apart, _AGREE))
     alike = apart < limit
     proved = (alike.sum(1) > 1) | grid
     left, best = proved.clone(), []
-    for i in torch.argsort(errors).tolist():  # the most precise reading first; the others of its sample leave with it
+    # the most precise reading first; the others of its sample leave with it
+    for i in torch.argsort(errors).tolist():
         if left[i]:
             best.append(i)
             left &= ~alike[i]

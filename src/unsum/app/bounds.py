@@ -1,4 +1,5 @@
-"""Ceilings while somebody waits: a few pairs of worlds at a time, kept for the next move of a slider.
+"""Ceilings while somebody waits: a few pairs of worlds at a time, kept for the next move of a
+slider.
 
 Distances of worlds do not depend on the noise. So a round that differs from an earlier one in its
 noise alone goes on with the pairs that were drawn for that one.

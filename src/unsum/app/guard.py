@@ -1,7 +1,9 @@
-"""Who may talk to the server: this machine's own pages, under this machine's own names, and nobody's frame or script.
+"""Who may talk to the server: this machine's own pages, under this machine's own names, and
+nobody's frame or script.
 
-And how long it waits for a visitor to finish asking: whoever opens connections and says nothing keeps nobody out. uvicorn
-closes connections that idle after an answer, and waits for the first request, or for the rest of one, for ever.
+And how long it waits for a visitor to finish asking: whoever opens connections and says nothing
+keeps nobody out. uvicorn closes connections that idle after an answer, and waits for the first
+request, or for the rest of one, for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PAGE_HEADER = "x-unsum-page"  # a page's own random name; other sites cannot send it without asking first, and hear no
+# a page's own random name; other sites cannot send it without asking first, and hear no
+PAGE_HEADER = "x-unsum-page"
 CLOSED = {"Connection": "close"}  # with a refusal: what is still to come of the request is not read
 _PAGE_NAME = re.compile(r"[A-Za-z0-9-]{16,64}")
 HEADER_SECONDS = 10.0  # for the head of a request; a browser sends it at once
@@ -27,8 +30,9 @@ BODY_SECONDS = 60.0  # for a photo of the largest size, over a slow line
 MOST_SILENT = 64  # connections without a whole head; the oldest goes when one more comes
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src "
+        "'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -53,10 +57,12 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Doorkeeper:
-    """Refuses foreign Host and Origin headers, and adds to every answer what a browser must not do with it.
+    """Refuses foreign Host and Origin headers, and adds to every answer what a browser must not do
+    with it.
 
-    A site that points its own name at 127.0.0.1 (DNS rebinding) still sends that name: a name that is not this machine's is
-    refused, an address is not, since no site can take possession of an address.
+    A site that points its own name at 127.0.0.1 (DNS rebinding) still sends that name: a name that
+    is not this machine's is refused, an address is not, since no site can take possession of an
+    address.
     """
 
     def __init__(self, app: ASGIApp, *, remote: bool = False) -> None:
@@ -76,12 +82,17 @@ class Doorkeeper:
         if refusal is None:
             await self._app(scope, receive, guarded)
         else:
-            await JSONResponse({"error": refusal}, status_code=403, headers=CLOSED)(scope, receive, guarded)
+            await JSONResponse({"error": refusal}, status_code=403, headers=CLOSED)(
+                scope, receive, guarded
+            )
 
     def _refusal(self, method: str, headers: Headers) -> str | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(host):
-            return "This server answers under its own address alone; open the address that unsum printed."
+            return (
+                "This server answers under its own address alone; open the address that unsum "
+                "printed."
+            )
         if origin is not None and urlsplit(origin).netloc != host:
             return "This server answers its own pages alone."
         if method not in ("GET", "HEAD") and not _PAGE_NAME.fullmatch(headers.get(PAGE_HEADER, "")):
@@ -98,7 +109,8 @@ class Doorkeeper:
 
 
 class PatientProtocol(H11Protocol):
-    """A connection that is closed when its request's head does not come, in time or among too many of its kind."""
+    """A connection that is closed when its request's head does not come, in time or among too many
+    of its kind."""
 
     header_seconds: ClassVar[float] = HEADER_SECONDS
     _silent: ClassVar[OrderedDict[PatientProtocol, asyncio.TimerHandle]] = OrderedDict()

@@ -1,4 +1,5 @@
-"""What a page may ask for, and what it asks for, checked entry by entry before anything is computed."""
+"""What a page may ask for, and what it asks for, checked entry by entry before anything is
+computed."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from unsum.errors import UnsumError, check_name
 STOPS = 25  # of a slider
 MOST_PHOTOS = 16  # of one round
 DELTA = 1e-5  # for which the ε of one step of DP-SGD is said
-# Weakest and strongest, wide enough to see the leak come and go on the embedded model, and noise prove its ceiling. Not here:
-# `secagg`, which needs other clients' updates; `soteria`, whose many backward passes are too slow to watch.
+# Weakest and strongest, wide enough to see the leak come and go on the embedded model, and noise
+# prove its ceiling. Not here: `secagg`, which needs other clients' updates; `soteria`, whose many
+# backward passes are too slow to watch.
 _ENDS = {
     "dp": (0.01, 10.0),
     "noise": (1e-5, 100.0),
@@ -37,20 +39,25 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Offer:
-    """One line of the menu; a switch has no strengths. A request names a stop, so no other number reaches a defense."""
+    """One line of the menu; a switch has no strengths. A request names a stop, so no other number
+    reaches a defense."""
 
     name: str
     summary: str
     meaning: str
     strengths: list[float]
-    promises: list[str] = field(default_factory=list)  # what each strength is worth, where that can be proved
+    # what each strength is worth, where that can be proved
+    promises: list[str] = field(default_factory=list)
 
     def at(self, stop: int) -> Defense:
         kind = DEFENSES[self.name]
         if not self.strengths:
             return cast("type[Switch]", kind)()
         if not 0 <= stop < len(self.strengths):
-            raise UnsumError(f"The strength of {self.name!r} is one of {len(self.strengths)} stops, counted from 0.")
+            raise UnsumError(
+                f"The strength of {self.name!r} is one of {len(self.strengths)} stops, counted "
+                "from 0."
+            )
         return kind(self.strengths[stop])
 
 
@@ -101,7 +108,8 @@ def stops(axis: Axis, weakest: float, strongest: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Order:
-    """One round to play: the client's batch, what the photos are called on the page, and the defense."""
+    """One round to play: the client's batch, what the photos are called on the page, and the
+    defense."""
 
     truth: Batch
     keys: list[str]
@@ -109,12 +117,14 @@ class Order:
 
     @property
     def train(self) -> bool:
-        """BatchNorm's mode: DP-SGD has to know one sample's gradient from another's, which the batch's statistics mix."""
+        """BatchNorm's mode: DP-SGD has to know one sample's gradient from another's, which the
+        batch's statistics mix."""
         return not isinstance(self.defense, DPSGD)
 
 
 def read_order(content: Any, shelf: Shelf, page: str) -> Order:
-    """`{"photos": [{"id", "label"}], "same_label": 0, "defense": null or {"name", "stop"}}`, or one sentence."""
+    """`{"photos": [{"id", "label"}], "same_label": 0, "defense": null or {"name", "stop"}}`, or one
+    sentence."""
     if not isinstance(content, dict):
         raise UnsumError("A round is asked for with a JSON object.")
     rows = content.get("photos")
@@ -128,12 +138,19 @@ def read_order(content: Any, shelf: Shelf, page: str) -> Order:
     labels = [_label(row, photo, names) for row, photo in zip(rows, photos, strict=True)]
     labels = share_label(labels, _whole(content.get("same_label", 0), "same_label"), len(names))
     images = torch.stack([photo.pixels for photo in photos])
-    if any(photo.page is not None for photo in photos):  # what somebody's own photos show, no list of tags knows
+    # what somebody's own photos show, no list of tags knows
+    if any(photo.page is not None for photo in photos):
         shown = {photo.label for photo in photos}
-        names = [name if number in shown else f"class {number + 1}" for number, name in enumerate(names)]
+        names = [
+            name if number in shown else f"class {number + 1}" for number, name in enumerate(names)
+        ]
     truth = Batch(images, torch.tensor(labels), [photo.title for photo in photos], names)
     wanted = content.get("defense")
-    chosen = None if wanted is None else offer(_text(wanted, "name")).at(_whole(wanted.get("stop", 0), "stop"))
+    chosen = (
+        None
+        if wanted is None
+        else offer(_text(wanted, "name")).at(_whole(wanted.get("stop", 0), "stop"))
+    )
     return Order(truth, keys, chosen)
 
 

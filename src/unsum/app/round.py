@@ -19,7 +19,15 @@ from unsum.app.shelf import shown
 from unsum.attack.chain import run_attack
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.audit.result import finite
-from unsum.audit.round import Compared, Sent, as_trained, attacked, compare_with_truth, send, unanswered
+from unsum.audit.round import (
+    Compared,
+    Sent,
+    as_trained,
+    attacked,
+    compare_with_truth,
+    send,
+    unanswered,
+)
 from unsum.audit.sweep.bench import mean_of
 from unsum.audit.verdict import Sizes, judge
 from unsum.client.capture import in_mode
@@ -31,9 +39,12 @@ from unsum.score import SampleScore
 from unsum.separate import separate
 
 Answer = dict[str, Any]
-FIRST_LOOK = "fgla"  # one division instead of a search: half a second where noise keeps the whole attack busy for many
+# one division instead of a search: half a second where noise keeps the whole attack busy for many
+FIRST_LOOK = "fgla"
 _SOON = 10.0  # seconds: what takes longer to be certain deserves a first look
-_SEED = 0  # the same draw of noise for every stop of a slider, so that a change of the picture is a change of strength
+# the same draw of noise for every stop of a slider, so that a change of the picture is a change of
+# strength
+_SEED = 0
 
 
 def play(
@@ -45,11 +56,19 @@ def play(
     """
     start = time.perf_counter()
     narrowing = (ceilings or Ceilings()).of(loaded.model, order, device, _SEED)
-    # Its own copy: a round that is interrupted may leave BatchNorm's statistics as they were halfway.
+    # Its own copy: a round that is interrupted may leave BatchNorm's statistics as they were
+    # halfway.
     model, own = copy.deepcopy(loaded.model), order.truth
     yield _stage("The client computes its update")
     defenses = [] if order.defense is None else [order.defense]
-    sent = send(model, own.images.to(device), own.targets.to(device), defenses, train=order.train, seed=_SEED)
+    sent = send(
+        model,
+        own.images.to(device),
+        own.targets.to(device),
+        defenses,
+        train=order.train,
+        seed=_SEED,
+    )
     order = replace(order, truth=as_trained(own, sent))
     blended = not torch.equal(order.truth.images, own.images)
     whole = AttackOptions(device=device, seed=_SEED, time_limit=DEFAULT_LIMIT)
@@ -65,8 +84,11 @@ def play(
     with in_mode(model, order.train):  # how clients train is the server's own protocol
         if defenses and not _is_certain(sent, device):
             yield _stage("The server takes a first look")
-            with suppress(UnsumError):  # no bias gradient, or none of the head: the whole attack says what that means
-                yield scored(run_attack(model, sent.update, replace(whole, method=FIRST_LOOK)), final=False)
+            # no bias gradient, or none of the head: the whole attack says what that means
+            with suppress(UnsumError):
+                yield scored(
+                    run_attack(model, sent.update, replace(whole, method=FIRST_LOOK)), final=False
+                )
             yield _stage("The client is played in two worlds", quiet=True)
             narrowing.further()
             if compared is not None:
@@ -74,7 +96,8 @@ def play(
         yield _stage("The server runs the whole attack")
         try:
             leak = attacked(model, sent.update, whole)
-        except UnsumError as reason:  # it cannot even begin: an answer, too, and nobody knows what leaks then
+        except UnsumError as reason:
+            # it cannot even begin: an answer, too, and nobody knows what leaks then
             leak = unanswered(model, AUTO, [Attempt(AUTO, refused=str(reason))], str(reason))
     yield scored(leak, final=True)
     compared = needed(compared, "The comparison with the truth")
@@ -83,7 +106,8 @@ def play(
 
 
 def _is_certain(sent: Sent, device: torch.device) -> bool:
-    """Whether the whole attack will be done at once: then a first look would only make the page wait for its pictures."""
+    """Whether the whole attack will be done at once: then a first look would only make the page
+    wait for its pictures."""
     try:
         return separate(sent.model, sent.update, device=device, seed=_SEED, time_limit=_SOON).exact
     except UnsumError:
@@ -116,7 +140,10 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
     samples = [_sample(order, compared, row, i) for i, row in enumerate(rows)]
     samples = [row | {"found": value} for row, value in zip(samples, own, strict=True)]
     if blended:  # the page has the photos themselves, but these are not what came back
-        samples = [row | {"blend": shown(image)} for row, image in zip(samples, order.truth.images, strict=True)]
+        samples = [
+            row | {"blend": shown(image)}
+            for row, image in zip(samples, order.truth.images, strict=True)
+        ]
     return finite(
         {
             "certificate": leak.exact,
@@ -134,12 +161,15 @@ def _result(order: Order, compared: Compared, blended: bool) -> Answer:
 
 def _sample(order: Order, compared: Compared, row: SampleScore, i: int) -> Answer:
     leak, names = compared.leak, order.truth.class_names
-    recovered: Tensor | None = None if row.found is None or leak.images is None else leak.images[row.found]
+    recovered: Tensor | None = (
+        None if row.found is None or leak.images is None else leak.images[row.found]
+    )
     truth, target = order.truth, order.truth.targets[i]
     return {
         "id": order.keys[i],
         "title": truth.titles[i],
-        "label": names[int(target if target.ndim == 0 else target.argmax())],  # of soft ones the largest
+        # of soft ones the largest
+        "label": names[int(target if target.ndim == 0 else target.argmax())],
         "found_label": _found_label(compared, row, names),
         "label_correct": row.label_correct == 1.0,
         "came_back": row.found is not None,
@@ -154,5 +184,9 @@ def _sample(order: Order, compared: Compared, row: SampleScore, i: int) -> Answe
 def _found_label(compared: Compared, row: SampleScore, names: list[str]) -> str | None:
     """Of the attack whose labels are counted, which need not be the one whose picture is shown."""
     if compared.labels is not None:
-        return None if row.label_from is None else names[int(compared.labels.rows[row.label_from].argmax())]
+        return (
+            None
+            if row.label_from is None
+            else names[int(compared.labels.rows[row.label_from].argmax())]
+        )
     return None if row.found is None else names[int(compared.leak.labels[row.found])]

@@ -1,4 +1,5 @@
-"""The routes: one page and its parts, the menu, photos in, rounds out; and a socket that serves them until Ctrl-C.
+"""The routes: one page and its parts, the menu, photos in, rounds out; and a socket that serves
+them until Ctrl-C.
 
 No path of a request reaches the file system.
 """
@@ -27,7 +28,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from unsum.app.bounds import Ceilings
-from unsum.app.guard import BODY_SECONDS, CLOSED, MOST_SILENT, PAGE_HEADER, Doorkeeper, PatientProtocol, is_loopback
+from unsum.app.guard import (
+    BODY_SECONDS,
+    CLOSED,
+    MOST_SILENT,
+    PAGE_HEADER,
+    Doorkeeper,
+    PatientProtocol,
+    is_loopback,
+)
 from unsum.app.order import MOST_PHOTOS, menu, read_order
 from unsum.app.round import play
 from unsum.app.shelf import MOST_BYTES, MOST_OWN, Shelf, shown
@@ -87,12 +96,16 @@ class _Site:
 
     async def add_photo(self, request: Request) -> Response:
         content = await _body(
-            request, MOST_BYTES, f"A photo may have at most {MOST_BYTES >> 20} MB; choose a smaller one."
+            request,
+            MOST_BYTES,
+            f"A photo may have at most {MOST_BYTES >> 20} MB; choose a smaller one.",
         )
         name, page = request.query_params.get("name", ""), request.headers[PAGE_HEADER]
         async with self._decoding:
             key, photo = await run_in_threadpool(self._shelf.add, content, name, page)
-        return JSONResponse({"id": key, "title": photo.title, "picture": shown(photo.pixels)}, status_code=201)
+        return JSONResponse(
+            {"id": key, "title": photo.title, "picture": shown(photo.pixels)}, status_code=201
+        )
 
     async def remove_photo(self, request: Request) -> Response:
         self._shelf.remove(request.path_params["key"], request.headers[PAGE_HEADER])
@@ -106,13 +119,16 @@ class _Site:
             raise UnsumError("A round is asked for with a JSON object.") from None
         page = request.headers[PAGE_HEADER]
         order = read_order(wanted, self._shelf, page)
-        job = self.worker.start(page, lambda: play(self._loaded, order, self._device, self._ceilings))
+        job = self.worker.start(
+            page, lambda: play(self._loaded, order, self._device, self._ceilings)
+        )
         lines = (json.dumps(answer) + "\n" async for answer in job.answers())
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
 def create_app(*, device: str = "cpu", remote: bool = False) -> Starlette:
-    """The application, with the embedded model loaded; `remote` lets other machines' addresses in the Host header pass."""
+    """The application, with the embedded model loaded; `remote` lets other machines' addresses in
+    the Host header pass."""
     site = _Site(device)
 
     @asynccontextmanager
@@ -150,7 +166,8 @@ async def _sentence(_request: Request, error: Exception) -> Response:
 
 
 async def _body(request: Request, most: int, sentence: str) -> bytes:
-    """The whole body, or a refusal as soon as it is too long, or says that it will be; or when it takes too long to come."""
+    """The whole body, or a refusal as soon as it is too long, or says that it will be; or when it
+    takes too long to come."""
     promised = request.headers.get("content-length", "")
     if promised.isascii() and promised.isdigit() and int(promised[:19]) > most:
         raise _TooLargeError(sentence)
@@ -198,13 +215,15 @@ def serve(
             server_header=False,
         )
         server = _Server(config, started=announce)
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has closed everything
+        # uvicorn raises it again once it has closed everything
+        with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[bound])
     say("Stopped.")
 
 
 class _Server(uvicorn.Server):
-    """Says that it is there once Ctrl-C stops it in order: before that, an interrupt breaks its set-up in half."""
+    """Says that it is there once Ctrl-C stops it in order: before that, an interrupt breaks its
+    set-up in half."""
 
     def __init__(self, config: uvicorn.Config, *, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -216,10 +235,12 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
-    """A listening socket, or a sentence; anything but this machine itself only when that was asked for."""
+    """A listening socket, or a sentence; anything but this machine itself only when that was asked
+    for."""
     if not is_loopback(host) and not allow_remote:
         raise UnsumError(
-            f"--host {host} would let other machines in, and the page asks for no password; add --allow-remote if you want that."
+            f"--host {host} would let other machines in, and the page asks for no password; add "
+            "--allow-remote if you want that."
         )
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -232,7 +253,9 @@ def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
         bound.listen()
     except OSError as error:
         bound.close()
-        raise UnsumError(f"{host}:{port} cannot be used ({error.strerror}); choose another --port, or 0.") from error
+        raise UnsumError(
+            f"{host}:{port} cannot be used ({error.strerror}); choose another --port, or 0."
+        ) from error
     return bound
 
 

@@ -1,4 +1,5 @@
-"""The photos that a page can choose from: the embedded ones, and its own, which stay in memory and are never written."""
+"""The photos that a page can choose from: the embedded ones, and its own, which stay in memory and
+are never written."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ MOST_OWN = 16  # photos of one page
 MOST_KEPT = 128  # photos of all pages together; then the oldest go
 MOST_BYTES = 20 * 1024 * 1024  # of one file
 MOST_PIXELS = 50_000_000  # what phones make; known from the header, before anything is unpacked
-_FORMATS = ("JPEG", "PNG", "WEBP")  # told by content: a name proves nothing, and other decoders stay closed
+# told by content: a name proves nothing, and other decoders stay closed
+_FORMATS = ("JPEG", "PNG", "WEBP")
 _LONGEST_TITLE = 60  # characters
 
 
 @dataclass(frozen=True)
 class Photo:
-    """(3, s, s) pixels in [0, 1], what the photo is called, and the number of its class; None if its owner says it later."""
+    """(3, s, s) pixels in [0, 1], what the photo is called, and the number of its class; None if
+    its owner says it later."""
 
     title: str
     pixels: Tensor
@@ -47,15 +50,17 @@ class Shelf:
     def add(self, content: bytes, name: str, page: str) -> tuple[str, Photo]:
         """Keep one more photo of a page, cropped to a square in its middle."""
         if sum(photo.page == page for photo in self._own.values()) >= MOST_OWN:
-            raise UnsumError(f"This page holds {MOST_OWN} photos of your own already; remove one first.")
+            raise UnsumError(
+                f"This page holds {MOST_OWN} photos of your own already; remove one first."
+            )
         last = re.split(r"[\\/]", name)[-1]  # a name from a browser is text and nothing else
         title = "".join(c for c in last if c.isprintable()).strip()[:_LONGEST_TITLE] or "own photo"
         try:
             picture = square(content, self._size, formats=_FORMATS, most_pixels=MOST_PIXELS)
         except Exception as error:  # a hostile file can make a decoder raise nearly anything
             raise UnsumError(
-                f"{title!r} cannot be read as a JPEG, PNG or WebP photo of at most {MOST_PIXELS // 10**6} million "
-                "pixels; choose another file."
+                f"{title!r} cannot be read as a JPEG, PNG or WebP photo of at most "
+                f"{MOST_PIXELS // 10**6} million pixels; choose another file."
             ) from error
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
         key, photo = secrets.token_urlsafe(12), Photo(title, pixels, None, page)
@@ -76,5 +81,6 @@ class Shelf:
 
 
 def shown(picture: Tensor | None) -> str | None:
-    """As PNG that a page can show without asking for it: it goes to this very machine, so soon rather than small."""
+    """As PNG that a page can show without asking for it: it goes to this very machine, so soon
+    rather than small."""
     return data_uri(picture, compress_level=1)

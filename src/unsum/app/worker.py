@@ -1,4 +1,5 @@
-"""One computation at a time; a newer request of the same page takes the place of its older one, even halfway through."""
+"""One computation at a time; a newer request of the same page takes the place of its older one,
+even halfway through."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ _LOG = logging.getLogger("unsum.app")
 
 
 class Superseded(BaseException):
-    """Raised inside a computation that nobody waits for. No `Exception`, so that no attack takes it for a failed step."""
+    """Raised inside a computation that nobody waits for. No `Exception`, so that no attack takes it
+    for a failed step."""
 
 
 class _Interruptible(TorchFunctionMode):
-    """Looks at the bell before every call of PyTorch: attacks make many small ones, and none of them asks who is waiting."""
+    """Looks at the bell before every call of PyTorch: attacks make many small ones, and none of
+    them asks who is waiting."""
 
     def __init__(self, bell: threading.Event) -> None:
         super().__init__()
@@ -72,7 +75,11 @@ class Job:
     def run(self) -> None:
         """In the worker's thread."""
         try:
-            with closing(self._work()) as answers, _Interruptible(self._bell), time_limit(math.inf, _Told(self._tell)):
+            with (
+                closing(self._work()) as answers,
+                _Interruptible(self._bell),
+                time_limit(math.inf, _Told(self._tell)),
+            ):
                 for answer in answers:
                     if self._bell.is_set():
                         raise Superseded
@@ -83,7 +90,12 @@ class Job:
             self._tell({"kind": "error", "sentence": str(error)})
         except Exception:  # the page must hear of a defect, too
             _LOG.exception("A round failed")
-            self._tell({"kind": "error", "sentence": "The round failed; the terminal where unsum runs says more."})
+            self._tell(
+                {
+                    "kind": "error",
+                    "sentence": "The round failed; the terminal where unsum runs says more.",
+                }
+            )
         finally:
             self._tell(None)
 
@@ -103,7 +115,9 @@ class Worker:
         if page in self._jobs:
             self._jobs[page].stop()
         elif len(self._jobs) >= MOST_WAITING:
-            raise UnsumError("Too many pages are waiting for this machine; close some of them and try again.")
+            raise UnsumError(
+                "Too many pages are waiting for this machine; close some of them and try again."
+            )
         job = self._jobs[page] = Job(work)
         done = asyncio.get_running_loop().run_in_executor(self._executor, job.run)
         done.add_done_callback(lambda _future: self._forget(page, job))

@@ -1,4 +1,5 @@
-"""Model, update, knowledge → everything that can be read out of one update: chooses the methods and chains them."""
+"""Model, update, knowledge → everything that can be read out of one update: chooses the methods and
+chains them."""
 
 from unsum.attack.chain import attack
 from unsum.separate import separate

@@ -88,7 +88,9 @@ def _tried(name: str, matched: Callable[[], Leak], seconds: float) -> Attempt:
             raise
         why = "PyTorch lacks a second derivative of one of the model's operations."
         return Attempt(name, refused=f"{_REFUSED}{why}", at_head=False)
-    return Attempt(name, found, blind=deadline.over if deadline.cut else PROVES_NOTHING, at_head=False)
+    return Attempt(
+        name, found, blind=deadline.over if deadline.cut else PROVES_NOTHING, at_head=False
+    )
 
 
 def _obstacle(update: Update, protocol: Protocol, samples: int) -> str:

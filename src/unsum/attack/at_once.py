@@ -1,7 +1,8 @@
-"""Attacks on many updates of one model at once: those whose batch the batched exact solver is certain of, as `auto` would end.
+"""Attacks on many updates of one model at once: those whose batch the batched exact solver is
+certain of, as `auto` would end.
 
-What `auto` does before and after the exact solver depends on the model, and on updates only where that solver is not certain. So
-whoever gets no answer here is for `run_attack`.
+What `auto` does before and after the exact solver depends on the model, and on updates only where
+that solver is not certain. So whoever gets no answer here is for `run_attack`.
 """
 
 from __future__ import annotations
@@ -28,26 +29,41 @@ _FAILED = (torch.linalg.LinAlgError, torch.OutOfMemoryError)  # type: ignore[att
 
 
 def can_be_at_once(model: nn.Module, options: AttackOptions) -> bool:
-    """Whether `auto`, or the method that is asked for, begins with the exact solver on this model."""
+    """Whether `auto`, or the method that is asked for, begins with the exact solver on this
+    model."""
     asked = options.method == "exact" or (options.method == AUTO and not is_patched(model))
-    granted = options.labels is not None or options.label_rule is not None or options.loss is not None
+    granted = (
+        options.labels is not None or options.label_rule is not None or options.loss is not None
+    )
     precise = find_head(model)[1].weight.dtype in (torch.float32, torch.float64)
     return asked and not granted and precise and not is_language_model(model) and not is_tied(model)
 
 
-def attack_at_once(model: nn.Module, updates: Sequence[Update], options: AttackOptions) -> list[Leak | None]:
-    """The leak of every update that is certain, in their order; None for those to be attacked alone. All are `is_usual`."""
+def attack_at_once(
+    model: nn.Module, updates: Sequence[Update], options: AttackOptions
+) -> list[Leak | None]:
+    """The leak of every update that is certain, in their order; None for those to be attacked
+    alone. All are `is_usual`."""
     start = time.perf_counter()
     layer = LastLayer.of(model)
     answers: list[Leak | None] = [None] * len(updates)
     if not updates:
         return answers
     # The last layer's gradients go to the device; others follow where they are needed.
-    moved = partial(layer.changed, change=lambda gradient: gradient.detach().to(options.device, non_blocking=True))
+    moved = partial(
+        layer.changed,
+        change=lambda gradient: gradient.detach().to(options.device, non_blocking=True),
+    )
     sent = [moved(update) for update in updates]
-    sizes = [options.batch_size if options.batch_size is not None else update.batch_size for update in sent]
+    sizes = [
+        options.batch_size if options.batch_size is not None else update.batch_size
+        for update in sent
+    ]
     head = Head.of(model, sent[0], options.device)
-    grad_W, grad_b = (torch.stack([update.gradients[name] for update in sent]) for name in (layer.weight, layer.bias))
+    grad_W, grad_b = (
+        torch.stack([update.gradients[name] for update in sent])
+        for name in (layer.weight, layer.bias)
+    )
     try:
         found = exact_at_once(head, grad_W, grad_b, sizes, options.seed)
     except _FAILED:  # too large together, or one of them spoils the others
@@ -63,7 +79,8 @@ def attack_at_once(model: nn.Module, updates: Sequence[Update], options: AttackO
 
 @dataclass(frozen=True)
 class LastLayer:
-    """The names of its gradients and their type; found once, since a model can be traced by one thread only."""
+    """The names of its gradients and their type; found once, since a model can be traced by one
+    thread only."""
 
     weight: str
     bias: str
@@ -77,10 +94,13 @@ class LastLayer:
 
     def changed(self, update: Update, change: Callable[[Tensor], Tensor]) -> Update:
         """The update with this layer's gradients changed."""
-        return update.map(lambda name, tensor: change(tensor) if name in (self.weight, self.bias) else tensor)
+        return update.map(
+            lambda name, tensor: change(tensor) if name in (self.weight, self.bias) else tensor
+        )
 
     def is_usual(self, update: Update) -> bool:
-        """Whether it is one gradient of a mean over a batch, in the model's precision, of a head with a bias."""
+        """Whether it is one gradient of a mean over a batch, in the model's precision, of a head
+        with a bias."""
         given = update.gradients.get(self.weight), update.gradients.get(self.bias)
         precise = all(gradient is not None and gradient.dtype == self.dtype for gradient in given)
         plain = update.kind == "gradient" and update.reduction == "mean"

@@ -1,7 +1,8 @@
-"""The one place that chooses the attack: `auto` goes through the rows by priority and keeps the best answer.
+"""The one place that chooses the attack: `auto` goes through the rows by priority and keeps the
+best answer.
 
-A row that applies is attempted; its answer takes the place of the one before, with the reason as its
-first note. Every answer and every refusal stays in `Leak.tried`, so that an audit can count the
+A row that applies is attempted; its answer takes the place of the one before, with the reason as
+its first note. Every answer and every refusal stays in `Leak.tried`, so that an audit can count the
 strongest sample by sample. `unsum list` prints the rows. A further attack is one more row
 (`unsum.attack.rows`), of ours or of a plug-in's.
 """
@@ -58,8 +59,11 @@ RATIO = "ratio"  # the row that `quick` tries after the one it is asked for
 ROWS: Registry[AutoRow] = Registry("row of auto", "unsum.attacks")
 
 
-def row(name: str, method: str, priority: float, **declared: Any) -> Callable[[Attempted], Attempted]:
-    """Decorator that makes an attempt a row of `auto`; `declared` are the other fields of `AutoRow`."""
+def row(
+    name: str, method: str, priority: float, **declared: Any
+) -> Callable[[Attempted], Attempted]:
+    """Decorator that makes an attempt a row of `auto`; `declared` are the other fields of
+    `AutoRow`."""
 
     def add(attempt: Attempted) -> Attempted:
         made = AutoRow(method, priority, attempt=attempt, **declared)
@@ -75,10 +79,13 @@ def rows() -> list[AutoRow]:
 
 
 class NothingReadError(UnsumError):
-    """Every attack refused the update, or read nothing that stands for a sample; `tried` has them all."""
+    """Every attack refused the update, or read nothing that stands for a sample; `tried` has them
+    all."""
 
     def __init__(self, tried: list[Attempt]) -> None:
-        super().__init__(next((attempt.refused for attempt in tried if attempt.refused), "No attack applies."))
+        super().__init__(
+            next((attempt.refused for attempt in tried if attempt.refused), "No attack applies.")
+        )
         self.tried = tried
 
 
@@ -89,14 +96,19 @@ def auto(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
     return _best(rows(), Case(model, update, options, progress))
 
 
-def only(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+def only(
+    method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress
+) -> Leak:
     """The answer of one separator, whatever others would say."""
     case = Case(model, update, options, progress)
     return replace(case.separate(method), tried=case.tried)
 
 
-def quick(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
-    """The answer of one separator or, where that is not certain, what the rows of the dense layers hold."""
+def quick(
+    method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress
+) -> Leak:
+    """The answer of one separator or, where that is not certain, what the rows of the dense layers
+    hold."""
     alone = AutoRow(method, 0, "always", lambda _case: True, lambda case: case.separate(method))
     return _best([alone, ROWS[RATIO]], Case(model, update, options, progress))
 
@@ -122,5 +134,7 @@ def _best(tried: Iterable[AutoRow], case: Case) -> Leak:
     unfollowed = case.unfollowed_steps
     if unfollowed and by is not None and not by.follows_steps:
         # The other rows took several steps for one, and vouch for nothing.
-        return replace(case.best, exact=False, tried=case.tried, notes=[*unfollowed, *case.best.notes])
+        return replace(
+            case.best, exact=False, tried=case.tried, notes=[*unfollowed, *case.best.notes]
+        )
     return replace(case.best, tried=case.tried)

@@ -1,4 +1,5 @@
-"""One update under attack: what is known of it, the best answer so far, and every answer and refusal on the way."""
+"""One update under attack: what is known of it, the best answer so far, and every answer and
+refusal on the way."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from unsum.spans.pair import dense_steps
 from unsum.update import Update
 
 UNREAD = (
-    "entries of the update were removed or rounded, and no attack that was tried reads the dense layers below the last one "
-    "from what is left"
+    "entries of the update were removed or rounded, and no attack that was tried reads the dense "
+    "layers below the last one from what is left"
 )
 _BLIND_BELOW = {
     "spans": "samples may be there that these layers do not tell apart",
@@ -79,18 +80,24 @@ class Case:
 
     @property
     def uncertain(self) -> bool:
-        """Whether the solver answered, is not certain, and others may know better: they assume cross-entropy."""
-        solver = self.by in ("exact", "crowded") or (self.by == "local-steps" and is_hopeless(self.answer))
+        """Whether the solver answered, is not certain, and others may know better: they assume
+        cross-entropy."""
+        solver = self.by in ("exact", "crowded") or (
+            self.by == "local-steps" and is_hopeless(self.answer)
+        )
         return solver and not self.answer.exact and not self.options.other_loss
 
     def separate(self, method: str, update: Update | None = None, how: str = "") -> Leak:
         """One separator's answer, remembered whether it becomes the best one or not."""
         leak = separate_by(method, self.model, update or self.update, self.options, self.progress)
-        self.tried.append(Attempt(method + how, leak, blind="" if self.language else self._blind(leak)))
+        self.tried.append(
+            Attempt(method + how, leak, blind="" if self.language else self._blind(leak))
+        )
         return leak
 
     def separate_with(self, labels: Tensor, rule: str, method: str, doubt: str = "") -> Leak:
-        """One separator's answer with the labels that a rule found, not recorded as granted; never certain under a doubt."""
+        """One separator's answer with the labels that a rule found, not recorded as granted; never
+        certain under a doubt."""
         found = replace(self.options, labels=labels, batch_size=None)
         leak = separate_by(method, self.model, self.update, found, self.progress)
         knowledge = self.options.clues(self.model, self.update).knowledge
@@ -101,14 +108,20 @@ class Case:
 
     @cached_property
     def changed(self) -> bool:
-        """Whether entries were removed or rounded: their rows and columns span other directions than the samples do."""
+        """Whether entries were removed or rounded: their rows and columns span other directions
+        than the samples do."""
         return recognize(self.head).kind not in ("none", "noise")
 
     @cached_property
     def unread(self) -> str:
-        """Why more may be in the layers below the head: they would be read (`spans`), were they whole."""
+        """Why more may be in the layers below the head: they would be read (`spans`), were they
+        whole."""
         try:
-            dense = dense_steps(find_chain(self.model, self.update, self.options.device)) if self.changed else []
+            dense = (
+                dense_steps(find_chain(self.model, self.update, self.options.device))
+                if self.changed
+                else []
+            )
         except UnsumError:  # nothing can be traced below the head
             return ""
         return UNREAD if len(dense) > 1 else ""
@@ -116,23 +129,32 @@ class Case:
     def _blind(self, leak: Leak) -> str:
         if out_of_time("a look at what the last layer cannot show"):
             return "time was over"
-        return blind_at_the_head(self.head, self.update, leak) or ("" if leak.exact else self.unread)
+        return blind_at_the_head(self.head, self.update, leak) or (
+            "" if leak.exact else self.unread
+        )
 
     def read_below(self, method: str) -> Leak:
-        """Layers below the head, which may hold more than it can tell apart: two (`spans`), a transformer's first (`tokens`)."""
+        """Layers below the head, which may hold more than it can tell apart: two (`spans`), a
+        transformer's first (`tokens`)."""
         leak = separate_by(method, self.model, self.update, self.options, self.progress)
-        self.tried.append(Attempt(method, leak, blind="" if leak.exact else _BLIND_BELOW[method], at_head=False))
+        self.tried.append(
+            Attempt(method, leak, blind="" if leak.exact else _BLIND_BELOW[method], at_head=False)
+        )
         return leak
 
     def read_rows(self) -> Leak:
         """The ratio at every dense layer, which finds only samples that some unit sees alone."""
         known = self.options.batch_size if self.options.labels is None else len(self.options.labels)
         leak = read_rows(self.model, self.update, batch_size=known, seed=self.options.seed)
-        self.tried.append(Attempt("ratio", leak, blind="a unit may see several samples", at_head=False))
+        self.tried.append(
+            Attempt("ratio", leak, blind="a unit may see several samples", at_head=False)
+        )
         return leak
 
 
-def separate_by(method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
+def separate_by(
+    method: str, model: nn.Module, update: Update, options: AttackOptions, progress: Progress
+) -> Leak:
     """One separator, with what the options grant it."""
     given = options.shared
     return separate(

@@ -1,5 +1,5 @@
-"""A whole attack: separate the batch, then peel its layers down to the input, or turn its features into pictures; or match the
-whole gradient."""
+"""A whole attack: separate the batch, then peel its layers down to the input, or turn its features
+into pictures; or match the whole gradient."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from unsum.running.sharing import sharing
 from unsum.running.watching import watched
 from unsum.update import Update
 
-_SAME_FEATURES = 1e-3  # relative difference up to which two answers tell one sample: what a certificate allows
+# relative difference up to which two answers tell one sample: what a certificate allows
+_SAME_FEATURES = 1e-3
 _SMALLEST_PICTURE = 11  # side of the window that structural similarity is measured in
 
 
@@ -63,34 +64,47 @@ def attack(
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> Leak:
-    """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel, the model has an inverse, or
-    the method matches gradients.
+    """Everything that can be read out of one update: a `Leak`, with `.images` where layers peel,
+    the model has an inverse, or the method matches gradients.
 
-    The head's gradient is ∇W = α (P − Y)ᵀ F. Of a batch of B the leak has `.labels` (B,), `.logits` (B, C), `.features` F (B, H)
-    and `.images` (B, c, h, w).
+    The head's gradient is ∇W = α (P − Y)ᵀ F. Of a batch of B the leak has `.labels` (B,), `.logits`
+    (B, C), `.features` F (B, H) and `.images` (B, c, h, w).
 
     Args:
-        method: `auto` chooses by the list that `unsum list` prints, and then peels the layers down to the exact inputs where
-            every layer can be undone; any other name is a separator or a gradient-matching method from `unsum list`, the latter
-            with options as in `ig:steps=2000,restarts=4`. What a separator found goes to the inverse. A language
+        method: `auto` chooses by the list that `unsum list` prints, and then peels the layers down
+            to the exact inputs where every layer can be undone; any other name is a separator or a
+            gradient-matching method from `unsum list`, the latter with options as in
+            `ig:steps=2000,restarts=4`. What a separator found goes to the inverse. A language
             model's text is read by `text`, into `leak.tokens`.
         labels, batch_size: what the attacker knows besides, as in `separate`.
-        label_rule: a rule from `unsum list` that finds the labels first, instead of the method's own way.
+        label_rule: a rule from `unsum list` that finds the labels first, instead of the method's
+            own way.
         auxiliary: labeled samples of the attacker's own, for label rules that need them.
-        public: inputs that anyone could have, without labels, and none of them the client's: what features look like under noise.
-        inverse: a trained inverse for this model's backbone, or several; the embedded one by default. One for an inner layer is
-            used where the layers above can be peeled, the next one otherwise.
-        refine: change the inverse's pictures until they explain the leak: `features`, which raises PSNR, or a published mode
-            (`f`, `g`, `gf`). The model must be in the mode, train or eval, that the client trained it in.
+        public: inputs that anyone could have, without labels, and none of them the client's: what
+            features look like under noise.
+        inverse: a trained inverse for this model's backbone, or several; the embedded one by
+            default. One for an inner layer is used where the layers above can be peeled, the next
+            one otherwise.
+        refine: change the inverse's pictures until they explain the leak: `features`, which raises
+            PSNR, or a published mode (`f`, `g`, `gf`). The model must be in the mode, train or
+            eval, that the client trained it in.
         loss: what the client minimized, as in `separate`; for `auto` and `exact`.
-        time_limit: seconds after which the search gives the best answer so far, as in `separate`; 60 by default.
-        options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size": 32, "steps": 2000}`.
-        progress: an `unsum.running.progress.Progress`, told the stages and the steps of methods that iterate.
+        time_limit: seconds after which the search gives the best answer so far, as in `separate`;
+            60 by default.
+        options: of a gradient-matching method, as `unsum.match.match` takes them: `{"image_size":
+            32, "steps": 2000}`.
+        progress: an `unsum.running.progress.Progress`, told the stages and the steps of methods
+            that iterate.
 
     Examples:
         >>> import torch, unsum
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 64), torch.nn.ReLU(), torch.nn.Linear(64, 20))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Flatten(),
+        ...     torch.nn.Linear(432, 64),
+        ...     torch.nn.ReLU(),
+        ...     torch.nn.Linear(64, 20),
+        ... )
         >>> images, labels = torch.rand(3, 3, 12, 12), torch.tensor([4, 4, 1])
         >>> leak = unsum.attack(model, unsum.capture(model, images, labels))
         >>> sorted(leak.labels.tolist()), leak.images.shape, leak.exact
@@ -116,11 +130,17 @@ def attack(
     return run_attack(model, update, wanted, progress)
 
 
-def run_attack(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
+def run_attack(
+    model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT
+) -> Leak:
     """`attack`, for callers that relay options."""
     options.check()
     limit: dict[str, Any] = {"default": options.default_limit}
-    with watched(progress) as heard, limited_to(options.time_limit, heard, **limit) as deadline, sharing():
+    with (
+        watched(progress) as heard,
+        limited_to(options.time_limit, heard, **limit) as deadline,
+        sharing(),
+    ):
         leak = _run(model, update, options, heard)
     return cut_short(leak, deadline)
 
@@ -137,13 +157,17 @@ def finished(model: nn.Module, update: Update, leak: Leak, options: AttackOption
 def cut_short(leak: Leak, deadline: Deadline) -> Leak:
     """The leak as it is where its search came to its end under this limit.
 
-    A certificate of the batch stays: a separator that was cut short gives none itself, so what was cut came after it.
+    A certificate of the batch stays: a separator that was cut short gives none itself, so what was
+    cut came after it.
     """
     leak = leak.published()
     if not deadline.cut:
         return leak
     sure = [attempt.leak is not None and attempt.leak.exact for attempt in leak.tried]
-    tried = [one if ended else replace(one, blind=deadline.over) for one, ended in zip(leak.tried, sure, strict=True)]
+    tried = [
+        one if ended else replace(one, blind=deadline.over)
+        for one, ended in zip(leak.tried, sure, strict=True)
+    ]
     notes = [deadline.sentence, *without(leak.notes, Code.CUT_SHORT)]
     if leak.inputs_exact is not None:  # peeling that was cut short vouches for nothing
         leak = replace(leak, inputs_exact=grant_each(leak.inputs_exact.double(), above=False))
@@ -168,7 +192,8 @@ def _run(model: nn.Module, update: Update, options: AttackOptions, progress: Pro
 
 
 def _matched(model: nn.Module, update: Update, options: AttackOptions, progress: Progress) -> Leak:
-    """Gradient matching: the whole gradient to pictures, with no inverse between; one that is given tells their size."""
+    """Gradient matching: the whole gradient to pictures, with no inverse between; one that is given
+    tells their size."""
     given: dict[str, Any] = {"auxiliary": options.auxiliary}
     if options.inverse is not None:
         first = options.inverse if isinstance(options.inverse, str | Path) else options.inverse[0]
@@ -185,20 +210,30 @@ def _matched(model: nn.Module, update: Update, options: AttackOptions, progress:
     )
 
 
-def _with_rule(model: nn.Module, update: Update, options: AttackOptions, name: str, progress: Progress) -> Leak:
-    """Labels by a rule, then the batch with those labels. What was found is not recorded as granted."""
+def _with_rule(
+    model: nn.Module, update: Update, options: AttackOptions, name: str, progress: Progress
+) -> Leak:
+    """Labels by a rule, then the batch with those labels. What was found is not recorded as
+    granted."""
     progress.say("Finding the labels")
     rule = LABEL_RULES[name]
     evidence = options.clues(model, update)
     found = rule(evidence)
     progress.say("Separating the batch")
     leak = auto(model, update, replace(options, labels=found, batch_size=None), progress)
-    notes = [f"Labels were found by the rule {name!r}.", *rule.needs.remarks(name, evidence), *leak.notes]
+    notes = [
+        f"Labels were found by the rule {name!r}.",
+        *rule.needs.remarks(name, evidence),
+        *leak.notes,
+    ]
     return replace(leak, knowledge=evidence.knowledge, notes=notes)
 
 
-def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:
-    """The leak with the inputs themselves where layers peel, else with pictures where there is an inverse."""
+def _with_inputs(
+    model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress
+) -> Leak:
+    """The leak with the inputs themselves where layers peel, else with pictures where there is an
+    inverse."""
     if leak.inputs is not None and options.inverse is None:
         return replace(leak, images=leak.inputs.float() if _are_pictures(leak.inputs) else None)
     if options.method == AUTO and options.inverse is None:
@@ -218,10 +253,14 @@ def _with_inputs(model: nn.Module, update: Update, leak: Leak, options: AttackOp
     return with_guess(model, leak, options.seed, progress)
 
 
-def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress) -> Leak:
-    """The spans' answer to what the head told: of a network that pools, it holds every sample's map besides."""
+def _with_maps(
+    model: nn.Module, update: Update, leak: Leak, options: AttackOptions, progress: Progress
+) -> Leak:
+    """The spans' answer to what the head told: of a network that pools, it holds every sample's map
+    besides."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    pooled = convolutions and convolutions[-1].out_channels == find_head(model)[1].in_features  # a number a channel
+    # a number a channel
+    pooled = convolutions and convolutions[-1].out_channels == find_head(model)[1].in_features
     told = leak.exact and not leak.inner and leak.inputs is None and leak.loss == "cross-entropy"
     if not told or not pooled or out_of_time("maps"):
         return leak
@@ -231,38 +270,62 @@ def _with_maps(model: nn.Module, update: Update, leak: Leak, options: AttackOpti
         found = separate_by("spans", model, update, known, progress)
     except UnsumError:  # no two convolutions whose gradients hold the batch
         return leak
-    attempt = Attempt("spans", found, at_head=False, blind="" if found.exact else "maps that it did not tell apart")
+    attempt = Attempt(
+        "spans",
+        found,
+        at_head=False,
+        blind="" if found.exact else "maps that it did not tell apart",
+    )
     tried = [*leak.tried, attempt]
     if found.batch_size != leak.batch_size:
         return replace(leak, tried=tried)
     if not found.exact:
         return _with_maps_of(found, replace(leak, tried=tried))
-    note = "The last layer told every sample; two convolutions below it told their maps as well (spans)."
-    # The head told as many, and no more than it is certain of: who was told a number does not determine it.
-    return replace(found, knowledge=leak.knowledge, counted=leak.counted, tried=tried, notes=[note, *found.notes])
+    note = (
+        "The last layer told every sample; two convolutions below it told their maps as well "
+        "(spans)."
+    )
+    # The head told as many, and no more than it is certain of: who was told a number does not
+    # determine it.
+    return replace(
+        found,
+        knowledge=leak.knowledge,
+        counted=leak.counted,
+        tried=tried,
+        notes=[note, *found.notes],
+    )
 
 
 def _with_maps_of(found: Leak, leak: Leak) -> Leak:
-    """The head's answer with maps that nothing certifies, where their features are those that its certificate vouches for."""
+    """The head's answer with maps that nothing certifies, where their features are those that its
+    certificate vouches for."""
     apart = torch.cdist(leak.features.double(), found.features.to(leak.features.device).double())
     nearest = apart.argmin(1)
     off = apart.amin(1) / leak.features.double().norm(dim=1)
     if len(set(nearest.tolist())) < len(nearest) or not bool((off < _SAME_FEATURES).all()):
         return leak
     inner = {name: maps[nearest.to(maps.device)] for name, maps in found.inner.items()}
-    note = f"Two convolutions below the last layer told maps that fit its features to {float(off.max()):.1g} (spans)."
-    return replace(leak, inner=inner, notes=[*leak.notes, note, "The maps are not certified.", *found.notes])
+    note = (
+        "Two convolutions below the last layer told maps that fit its features to "
+        f"{float(off.max()):.1g} (spans)."
+    )
+    return replace(
+        leak, inner=inner, notes=[*leak.notes, note, "The maps are not certified.", *found.notes]
+    )
 
 
 def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress) -> Leak:
-    """The leak with its inputs, where every layer can be undone, and a note that says why not otherwise."""
+    """The leak with its inputs, where every layer can be undone, and a note that says why not
+    otherwise."""
     if leak.predicted_error >= HOPELESS or leak.method != "exact" or leak.loss != "cross-entropy":
         return leak
     if out_of_time("layers below the last one"):
         return leak
     reason = obstacle(model, update)
     if reason is not None:
-        return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled down to the input: {reason}."])
+        return replace(
+            leak, notes=[*leak.notes, f"The layers cannot be peeled down to the input: {reason}."]
+        )
     progress.say("Peeling layer after layer")
     try:
         peeled = peeled_or_refused(model, update, leak, seed=seed)
@@ -270,11 +333,17 @@ def _peeled(model: nn.Module, update: Update, leak: Leak, seed: int, progress: P
         return replace(leak, notes=[*leak.notes, f"The layers cannot be peeled: {error}"])
     notes = [*leak.notes, *peeled.notes]
     if not peeled.complete or float(peeled.errors.min()) >= HOPELESS:
-        return replace(leak, notes=[*notes, "Peeling did not reach the inputs, so they stay unknown."])
+        return replace(
+            leak, notes=[*notes, "Peeling did not reach the inputs, so they stay unknown."]
+        )
     count = int(peeled.exact.sum())
-    notes.append(f"Inputs were peeled layer by layer: {count} of {leak.batch_size} certified exact.")
+    notes.append(
+        f"Inputs were peeled layer by layer: {count} of {leak.batch_size} certified exact."
+    )
     images = peeled.inputs.float() if _are_pictures(peeled.inputs) else None
-    return replace(leak, inputs=peeled.inputs, inputs_exact=peeled.exact, images=images, notes=notes)
+    return replace(
+        leak, inputs=peeled.inputs, inputs_exact=peeled.exact, images=images, notes=notes
+    )
 
 
 def _are_pictures(inputs: Tensor) -> bool:

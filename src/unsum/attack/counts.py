@@ -1,4 +1,5 @@
-"""What many local steps leave where samples cannot be told apart: how many of each class, and how few steps would do."""
+"""What many local steps leave where samples cannot be told apart: how many of each class, and how
+few steps would do."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ from unsum.spans.pair import dense_steps
 from unsum.update import Update
 
 _SHOWN = 10  # classes that a sentence names
-_OF_WIDTH = 3  # units of a dense layer for every sample that its spans tell apart from random starts
+# units of a dense layer for every sample that its spans tell apart from random starts
+_OF_WIDTH = 3
 
 
 def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOptions) -> Leak:
-    """The leak with counts of labels and a word on the steps, where several were taken and their samples are not certain.
+    """The leak with counts of labels and a word on the steps, where several were taken and their
+    samples are not certain.
 
     Or with a word on the training, where that was not as the attack takes it to have been.
     """
@@ -33,9 +36,18 @@ def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOpt
     if doubt:
         note = f"{doubt[0].upper()}{doubt[1:]}."
         return replace(leak, training_doubt=doubt, notes=[note, *leak.notes])
-    if leak.exact or leak.label_counts is not None or not options.follows_steps(update) or is_language_model(model):
+    if (
+        leak.exact
+        or leak.label_counts is not None
+        or not options.follows_steps(update)
+        or is_language_model(model)
+    ):
         return leak
-    told = [Note(_too_many_steps(model, update, options), Code.TOO_MANY_STEPS)] if is_hopeless(leak) else []
+    told = (
+        [Note(_too_many_steps(model, update, options), Code.TOO_MANY_STEPS)]
+        if is_hopeless(leak)
+        else []
+    )
     try:
         counts = count_labels(model, update, samples=options.batch_size, seed=options.seed)
     except UnsumError as reason:
@@ -51,13 +63,20 @@ def sentence(counts: LabelCounts) -> str:
     def shown(value: Tensor) -> str:
         return f"{float(value):.0f}" if counts.samples else f"{100 * float(value):.2g} %"
 
-    parts = [f"{c}: {shown(counts.counts[c])} ({shown(counts.low[c])} to {shown(counts.high[c])})" for c in present]
+    parts = [
+        f"{c}: {shown(counts.counts[c])} ({shown(counts.low[c])} to {shown(counts.high[c])})"
+        for c in present
+    ]
     left = [c for c in order if c not in present]
-    more = f"; {len(left)} further classes: at most {shown(max(counts.high[c] for c in left))} each" if left else ""
+    more = (
+        f"; {len(left)} further classes: at most {shown(max(counts.high[c] for c in left))} each"
+        if left
+        else ""
+    )
     what = f"Of {counts.samples} samples" if counts.samples else "Shares"
     return (
-        f"{what} by class, with intervals that hold the true one in {100 * counts.level:.0f} % of all cases if the client trains "
-        f"as declared: {', '.join(parts)}{more}."
+        f"{what} by class, with intervals that hold the true one in {100 * counts.level:.0f} % of "
+        f"all cases if the client trains as declared: {', '.join(parts)}{more}."
     )
 
 
@@ -71,7 +90,10 @@ def _too_many_steps(model: nn.Module, update: Update, options: AttackOptions) ->
     samples = options.batch_size or update.num_examples
     size = training.batch_size or (-(-samples // per_epoch) if samples else None)
     if size is not None and size * (training.steps or 1) <= most:
-        return f"Samples of {training.steps} steps of {size} were not found; this model's layers follow at most {most} in all."
+        return (
+            f"Samples of {training.steps} steps of {size} were not found; this model's layers "
+            f"follow at most {most} in all."
+        )
     beginning = (
         f"Samples of {training.steps} local steps are too many to be told apart here: "
         f"this model's layers follow at most {most} in all"
@@ -79,16 +101,30 @@ def _too_many_steps(model: nn.Module, update: Update, options: AttackOptions) ->
     if size is None:
         return f"{beginning} steps together."
     if size > most:
-        return f"{beginning}, and one step has {size}; only batches of up to {most} can be read, after one step."
+        return (
+            f"{beginning}, and one step has {size}; only batches of up to {most} can be read, "
+            "after one step."
+        )
     few = most // size
-    return f"{beginning}; no more than {few} {'step' if few == 1 else 'steps'} of {size} can be read."
+    return (
+        f"{beginning}; no more than {few} {'step' if few == 1 else 'steps'} of {size} can be read."
+    )
 
 
 def _most_visits(model: nn.Module, update: Update, options: AttackOptions) -> int:
-    """The head follows one sample for every two classes, two dense layers one for every three units between them."""
+    """The head follows one sample for every two classes, two dense layers one for every three units
+    between them."""
     most = (Head.of(model, update, options.device).classes - 1) // 2
     try:
         dense = dense_steps(find_chain(model, update, options.device))
     except UnsumError:  # nothing can be traced below the head
         return most
-    return max([most, *(min(len(first.W) // _OF_WIDTH, min(second.W.shape) - 2) for first, second in pairwise(dense))])
+    return max(
+        [
+            most,
+            *(
+                min(len(first.W) // _OF_WIDTH, min(second.W.shape) - 2)
+                for first, second in pairwise(dense)
+            ),
+        ]
+    )

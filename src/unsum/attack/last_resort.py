@@ -1,10 +1,12 @@
-"""Gradient matching for small pictures, before an update is called safe: what no equation reads, a search may draw.
+"""Gradient matching for small pictures, before an update is called safe: what no equation reads, a
+search may draw.
 
-It takes the layers' whole gradient and labels: those that other attacks found and, where whoever plays the client grants them,
-the client's own, because an attacker may know them or try them all. Each set is tried with every pixel free (`ig`, without the
-entries that are zero, because defenses remove them) and with a sixteenth of them (`rog`), which noise, signs and few bits still
-determine. Dropout is off: its masks are not known. That a search finds nothing proves nothing. A few hundred steps show whether
-a picture comes at all; `unsum audit --attack ig` takes as many as it is given.
+It takes the layers' whole gradient and labels: those that other attacks found and, where whoever
+plays the client grants them, the client's own, because an attacker may know them or try them all.
+Each set is tried with every pixel free (`ig`, without the entries that are zero, because defenses
+remove them) and with a sixteenth of them (`rog`), which noise, signs and few bits still determine.
+Dropout is off: its masks are not known. That a search finds nothing proves nothing. A few hundred
+steps show whether a picture comes at all; `unsum audit --attack ig` takes as many as it is given.
 """
 
 from __future__ import annotations
@@ -42,12 +44,19 @@ from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 METHOD = "ig"
-# Method → options. Chosen by: measurement (benchmarks/greens.py); most of what comes has come by then, in one second each for two
-# pictures of 16² on one core
-SETTINGS: dict[str, dict[str, Any]] = {METHOD: {"steps": 400, "masked": True}, "rog": {"steps": 200}}
-SECONDS = 20.0  # [s] for all tries together. Chosen by: arbitrary budget, three times what tries at 16² take
+# Method → options. Chosen by: measurement (benchmarks/greens.py); most of what comes has come by
+# then, in one second each for two pictures of 16² on one core
+SETTINGS: dict[str, dict[str, Any]] = {
+    METHOD: {"steps": 400, "masked": True},
+    "rog": {"steps": 200},
+}
+# [s] for all tries together. Chosen by: arbitrary budget, three times what tries at 16² take
+SECONDS = 20.0
 _SETS = 2  # [1] sets of labels that others found. Chosen by: arbitrary budget
-_OWN_LABELS = "The client's labels were granted to gradient matching: an attacker may know them, or try them all."
+_OWN_LABELS = (
+    "The client's labels were granted to gradient matching: an attacker may know them, or try them "
+    "all."
+)
 _LEAST = 1.0  # [s] left that are worth a start. Chosen by: arbitrary budget
 
 
@@ -61,15 +70,19 @@ def match_as_last_resort(
     *,
     granted: Tensor | None = None,
 ) -> list[Attempt]:
-    """What matching pictures of a `shape` got, or why it was not tried; empty where the samples are no pictures.
+    """What matching pictures of a `shape` got, or why it was not tried; empty where the samples are
+    no pictures.
 
-    `granted` are the client's own labels, for a try after those with labels that were found, unless these are the same.
+    `granted` are the client's own labels, for a try after those with labels that were found, unless
+    these are the same.
     """
     if options.method != AUTO or len(shape) != 3 or is_language_model(model):
         return []
     if options.other_loss:
         return _under_another_loss(model, update, leak, options, shape, progress)
-    left = SECONDS if options.time_limit is None else min(SECONDS, options.time_limit - leak.seconds)
+    left = (
+        SECONDS if options.time_limit is None else min(SECONDS, options.time_limit - leak.seconds)
+    )
     sets = _label_sets(leak, options, granted)
     reason = _obstacle(update, options, shape, sets, left)
     if reason:
@@ -79,11 +92,17 @@ def match_as_last_resort(
     start, attempts = time.perf_counter(), list[Attempt]()
     for number, (method, labels, own) in enumerate(runs, 1):
         remaining = (left - (time.perf_counter() - start)) / (len(runs) - number + 1)
-        knowledge = replace(leak.knowledge, labels=labels, batch_size=None) if own else leak.knowledge
+        knowledge = (
+            replace(leak.knowledge, labels=labels, batch_size=None) if own else leak.knowledge
+        )
         name = f"{method}, labels granted" if own else method
         try:
             # Attention's fast kernels on a CPU have no second derivative.
-            with time_limit(max(remaining, _LEAST)) as deadline, sdpa_kernel(SDPBackend.MATH), _without_dropout(model):
+            with (
+                time_limit(max(remaining, _LEAST)) as deadline,
+                sdpa_kernel(SDPBackend.MATH),
+                _without_dropout(model),
+            ):
                 found = match(
                     model,
                     update,
@@ -100,9 +119,13 @@ def match_as_last_resort(
         except RuntimeError as error:
             if UNDERIVED not in str(error):
                 raise
-            return [*attempts, not_matched("PyTorch lacks a second derivative of one of the model's operations")]
+            return [
+                *attempts,
+                not_matched("PyTorch lacks a second derivative of one of the model's operations"),
+            ]
         notes = [_OWN_LABELS, *found.notes] if own else found.notes
-        found = replace(found, knowledge=knowledge, notes=notes)  # labels that were found are not granted
+        # labels that were found are not granted
+        found = replace(found, knowledge=knowledge, notes=notes)
         blind = deadline.over if deadline.cut else PROVES_NOTHING
         attempts.append(Attempt(name, found, blind=blind, at_head=False))
     return attempts
@@ -110,7 +133,11 @@ def match_as_last_resort(
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    dropping = [one for one in model.modules() if isinstance(one, nn.modules.dropout._DropoutNd) and one.training]
+    dropping = [
+        one
+        for one in model.modules()
+        if isinstance(one, nn.modules.dropout._DropoutNd) and one.training
+    ]
     try:
         for module in dropping:
             module.eval()
@@ -121,9 +148,15 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def _under_another_loss(
-    model: nn.Module, update: Update, leak: Leak, options: AttackOptions, shape: tuple[int, ...], progress: Progress
+    model: nn.Module,
+    update: Update,
+    leak: Leak,
+    options: AttackOptions,
+    shape: tuple[int, ...],
+    progress: Progress,
 ) -> list[Attempt]:
-    """Targets are numbers then, which no label rule finds: they are estimated along with the pictures."""
+    """Targets are numbers then, which no label rule finds: they are estimated along with the
+    pictures."""
     loss = declared(options.loss)
     function = None if loss is None else function_of(loss)
     if function is None:
@@ -131,8 +164,13 @@ def _under_another_loss(
     form: Form = "shares" if isinstance(loss, BinaryCrossEntropy) else "numbers"
     target = (leak.targets.shape[1],)
     protocol = Protocol(function, (shape[0], shape[1], shape[2]), target, form)
-    attempts = match_any_network(model, update, protocol, options, spent=leak.seconds, progress=progress)
-    return [one if one.leak is None else replace(one, leak=_at_head(model, one.leak)) for one in attempts]
+    attempts = match_any_network(
+        model, update, protocol, options, spent=leak.seconds, progress=progress
+    )
+    return [
+        one if one.leak is None else replace(one, leak=_at_head(model, one.leak))
+        for one in attempts
+    ]
 
 
 def _at_head(model: nn.Module, leak: Leak) -> Leak:
@@ -143,15 +181,23 @@ def _at_head(model: nn.Module, leak: Leak) -> Leak:
     return replace(leak, features=features.double(), logits=logits.double())
 
 
-def _label_sets(leak: Leak, options: AttackOptions, granted: Tensor | None) -> list[tuple[Tensor, bool]]:
-    """Sets of labels with whether they are the client's own: what the options grant alone; else those of rules and answers, of as
-    many samples as there are known to be, and what the audit grants."""
+def _label_sets(
+    leak: Leak, options: AttackOptions, granted: Tensor | None
+) -> list[tuple[Tensor, bool]]:
+    """Sets of labels with whether they are the client's own: what the options grant alone; else
+    those of rules and answers, of as many samples as there are known to be, and what the audit
+    grants."""
     if options.labels is not None:
         return [(options.labels, True)]
     rules = [attempt.labels for attempt in leak.tried if attempt.labels is not None]
     answers = [attempt.leak.labels for attempt in leak.tried if attempt.leak is not None]
     found: dict[tuple[int, ...], Tensor] = {}
-    for labels in [*([leak.named] if leak.named is not None else []), leak.labels, *rules, *answers]:
+    for labels in [
+        *([leak.named] if leak.named is not None else []),
+        leak.labels,
+        *rules,
+        *answers,
+    ]:
         if 0 < len(labels) <= MOST_SAMPLES and options.batch_size in (None, len(labels)):
             ordered = labels.sort().values
             found.setdefault(tuple(ordered.tolist()), ordered)
@@ -164,7 +210,11 @@ def _label_sets(leak: Leak, options: AttackOptions, granted: Tensor | None) -> l
 
 
 def _obstacle(
-    update: Update, options: AttackOptions, shape: tuple[int, ...], sets: list[tuple[Tensor, bool]], left: float
+    update: Update,
+    options: AttackOptions,
+    shape: tuple[int, ...],
+    sets: list[tuple[Tensor, bool]],
+    left: float,
 ) -> str:
     """Why matching promises nothing here; empty where it may."""
     side = max(shape[1:])

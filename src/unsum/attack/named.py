@@ -1,11 +1,13 @@
-"""Labels alone: every label rule that applies, where no answer of samples is certain. They cost next to nothing.
+"""Labels alone: every label rule that applies, where no answer of samples is certain. They cost
+next to nothing.
 
-Where no answer of samples is worth anything, separators are asked once more, with the labels that rules name: signs leave labels
-and part of the features in rows that no separator finds by itself.
+Where no answer of samples is worth anything, separators are asked once more, with the labels that
+rules name: signs leave labels and part of the features in rows that no separator finds by itself.
 
-Each rule's labels stay in `Leak.tried`. Where the answer expects to have failed, or is not of as many samples as there are, the
-labels of one rule stand beside it as `Leak.named`: of an untouched gradient the rule that counts, which needs the batch size; of
-one that was tampered with those that a defense leaves most of.
+Each rule's labels stay in `Leak.tried`. Where the answer expects to have failed, or is not of as
+many samples as there are, the labels of one rule stand beside it as `Leak.named`: of an untouched
+gradient the rule that counts, which needs the batch size; of one that was tampered with those that
+a defense leaves most of.
 """
 
 from __future__ import annotations
@@ -33,10 +35,13 @@ _UNTOUCHED = ("ilrg", "llg*", "llg", "row-sum", "bias-sign")
 _NOISY = ("templates", "row-sum", "bias-sign", "gradinversion", "ilrg")
 _TAMPERED = ("row-sum", "bias-sign", "gradinversion", "ilrg")
 _SEPARATORS = ("exact", "adaptive", "fgla")  # that are asked again with labels that rules name
-_SETS = 2  # [1] sets of labels that they are asked with. Chosen by: arbitrary budget, most rules agree
-# [s] for all rules together, where time is over. Chosen by: arbitrary budget; they take 0.05 s at 100 classes.
+# [1] sets of labels that they are asked with. Chosen by: arbitrary budget, most rules agree
+_SETS = 2
+# [s] for all rules together, where time is over. Chosen by: arbitrary budget; they take 0.05 s at
+# 100 classes.
 _GRACE = 5.0
-_MOST_CLASSES = 2000  # a linear system of so many takes seconds; iLRG's time grows with their third power
+# a linear system of so many takes seconds; iLRG's time grows with their third power
+_MOST_CLASSES = 2000
 
 
 def rules_apply(case: Case) -> bool:
@@ -52,13 +57,18 @@ def name_labels(case: Case) -> Leak | None:
     trusted = not is_hopeless(best) and size in (None, best.batch_size)
     order = _NOISY if case.noisy else _TAMPERED if case.defended else _UNTOUCHED
     rule = next((name for name in order if name in found), None)
-    if trusted or rule is None or case.options.follows_steps(case.update):  # the rules take one step for granted
+    # the rules take one step for granted
+    if trusted or rule is None or case.options.follows_steps(case.update):
         return None
     note = (
-        f"The samples are uncertain, and labels can be found without them: the rule {rule!r} names {len(found[rule])}, "
-        "in no order (`Leak.named`)."
+        f"The samples are uncertain, and labels can be found without them: the rule {rule!r} names "
+        f"{len(found[rule])}, in no order (`Leak.named`)."
     )
-    knowledge = best.knowledge if rule != "templates" else replace(best.knowledge, public=case.options.public)
+    knowledge = (
+        best.knowledge
+        if rule != "templates"
+        else replace(best.knowledge, public=case.options.public)
+    )
     return replace(best, named=found[rule], notes=[*best.notes, note], knowledge=knowledge)
 
 
@@ -67,7 +77,8 @@ def named_and_useless(case: Case) -> bool:
 
 
 def separate_named(case: Case) -> None:
-    """Their answers stay in what was tried and stand before no other: wrong labels fit a defended gradient, too."""
+    """Their answers stay in what was tried and stand before no other: wrong labels fit a defended
+    gradient, too."""
     order = _NOISY if case.noisy else _TAMPERED if case.defended else _UNTOUCHED
     names = {name: f"labels by {name}" for name in (*order, *(entry.name for entry in LABEL_RULES))}
     by_rule = {one.method: one.labels for one in case.tried if one.labels is not None}
@@ -81,13 +92,15 @@ def separate_named(case: Case) -> None:
         for method in _SEPARATORS:
             if out_of_time("separators with the labels of rules"):
                 return
-            with suppress(UnsumError):  # it does not apply here, which says nothing about the update
+            # it does not apply here, which says nothing about the update
+            with suppress(UnsumError):
                 case.separate_with(labels, rule, method, doubt=MAY_BE_WRONG)
 
 
 def label_rows(head: Head, labels: Tensor) -> Leak:
-    """The rows of ∇W of these labels, beside the mean row of all other classes, with the sign turned: a sample's features up to a
-    factor, which need neither a bias nor sizes that a defense left alone."""
+    """The rows of ∇W of these labels, beside the mean row of all other classes, with the sign
+    turned: a sample's features up to a factor, which need neither a bias nor sizes that a defense
+    left alone."""
     labels = labels.to(head.W.device)
     mean = torch.ones(head.classes, dtype=torch.float64, device=labels.device)
     mean[labels] = 0
@@ -95,18 +108,23 @@ def label_rows(head: Head, labels: Tensor) -> Leak:
     features = others.double() - head.grad_W[labels].double()
     logits = features @ head.W.double().T + (0 if head.b is None else head.b.double())
     targets = nn.functional.one_hot(labels, head.classes).double()
-    note = "The rows of the labels are features up to a factor, and hold a share of the other samples."
+    note = (
+        "The rows of the labels are features up to a factor, and hold a share of the other samples."
+    )
     return uncertified("rows", head, logits, targets, features, [note])
 
 
 def _by_every_rule(case: Case) -> dict[str, Tensor]:
     evidence = case.options.clues(case.model, case.update)
-    separators = {entry.name for entry in SEPARATORS}  # rules that read an answer off, which was tried already
+    # rules that read an answer off, which was tried already
+    separators = {entry.name for entry in SEPARATORS}
     found = dict[str, Tensor]()
     for name in (entry.name for entry in LABEL_RULES if entry.name not in separators):
         rule = LABEL_RULES[name]
-        single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1  # taken on trust elsewhere
-        if single or (name == "templates" and not case.noisy):  # what is left of other defenses is not Gaussian
+        # taken on trust elsewhere
+        single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1
+        # what is left of other defenses is not Gaussian
+        if single or (name == "templates" and not case.noisy):
             continue
         if name == "ilrg" and evidence.head.classes > _MOST_CLASSES:
             continue

@@ -1,4 +1,5 @@
-"""How an update is attacked and what the attacker is granted: one object from the caller to the attack."""
+"""How an update is attacked and what the attacker is granted: one object from the caller to the
+attack."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ _OF_EVERY_MATCHER = ("image_size", "auxiliary", "checkpoint", "checkpoint_second
 
 @dataclass(frozen=True, eq=False)
 class AttackOptions:
-    """As `unsum.attack` takes them. `method` may carry a matcher's options, as in `ig:steps=2000`; `matching` holds more.
+    """As `unsum.attack` takes them. `method` may carry a matcher's options, as in `ig:steps=2000`;
+    `matching` holds more.
 
-    `batch_size_known` grants the batch size before it is known how large it is: `of_batch` fills it in.
+    `batch_size_known` grants the batch size before it is known how large it is: `of_batch` fills it
+    in.
     """
 
     method: str = AUTO
@@ -63,7 +66,9 @@ class AttackOptions:
         for part in filter(None, self.method.partition(":")[2].split(",")):
             key, equals, value = part.partition("=")
             if not equals:
-                raise UnsumError(f"Options of an attack read NAME:KEY=VALUE,KEY=VALUE; {part!r} has no '='.")
+                raise UnsumError(
+                    f"Options of an attack read NAME:KEY=VALUE,KEY=VALUE; {part!r} has no '='."
+                )
             options[key.strip()] = read_value(value.strip())
         return options
 
@@ -99,17 +104,20 @@ class AttackOptions:
 
     @property
     def default_limit(self) -> float:
-        """Seconds where nobody says how many: a method that takes a fixed number of steps ends by itself."""
+        """Seconds where nobody says how many: a method that takes a fixed number of steps ends by
+        itself."""
         return DEFAULT_LIMIT if self.steps is None else math.inf
 
     def follows_steps(self, update: Update) -> bool:
-        """Whether the update says that the client took several steps, which are followed under cross-entropy."""
+        """Whether the update says that the client took several steps, which are followed under
+        cross-entropy."""
         training = update.training
         several = training is not None and training.several_steps and update.kind == "delta"
         return several and not self.other_loss
 
     def of_batch(self, size: int) -> AttackOptions:
-        """The same for a batch of `size` samples, which the attacker hears where that is granted."""
+        """The same for a batch of `size` samples, which the attacker hears where that is
+        granted."""
         return replace(self, batch_size=size) if self.batch_size_known else self
 
     def check(self) -> None:
@@ -122,19 +130,24 @@ class AttackOptions:
         if self.refine is not None and self.refine not in MODES:
             raise unknown_name("mode of refinement", self.refine, MODES)
         if self.label_rule is not None and self.labels is not None:
-            raise UnsumError("The labels are given, so there is none to find; leave out labels= or label_rule=.")
+            raise UnsumError(
+                "The labels are given, so there is none to find; leave out labels= or label_rule=."
+            )
         if self.label_rule is not None and self.other_loss:
             raise UnsumError("Label rules assume cross-entropy; leave out label_rule= or loss=.")
         learns = self.is_matcher and MATCHERS[self.name].needs.auxiliary
         if self.auxiliary is not None and self.label_rule is None and not learns:
             raise UnsumError(
-                "Only label rules use auxiliary data, and the attack 'lti'; name one of them, or leave auxiliary= out."
+                "Only label rules use auxiliary data, and the attack 'lti'; name one of them, or "
+                "leave auxiliary= out."
             )
         if self.is_matcher:
             self._check_matcher()
         elif self.written or self.matching or ":" in self.method:
             extra = self.method.partition(":")[2] or next(iter(self.matching), "")
-            raise UnsumError(f"The attack {self.name!r} takes no options here; leave {extra!r} out.")
+            raise UnsumError(
+                f"The attack {self.name!r} takes no options here; leave {extra!r} out."
+            )
 
     def _check_matcher(self) -> None:
         own = {key: value for key, value in self.written.items() if key not in _OF_EVERY_MATCHER}

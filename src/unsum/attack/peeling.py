@@ -1,4 +1,5 @@
-"""Peeling inside an attack: whatever a peeler did not foresee is a refusal there, and the attack goes on with what it has."""
+"""Peeling inside an attack: whatever a peeler did not foresee is a refusal there, and the attack
+goes on with what it has."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ from unsum.peel import AUTO, Peeled, peel
 from unsum.update import Update
 
 
-def peeled_or_refused(model: nn.Module, update: Update, leak: Leak, method: str = AUTO, **known: Any) -> Peeled:
-    """As `peel`, with an UnsumError for every fault but a lack of memory, which the whole attack would meet again.
+def peeled_or_refused(
+    model: nn.Module, update: Update, leak: Leak, method: str = AUTO, **known: Any
+) -> Peeled:
+    """As `peel`, with an UnsumError for every fault but a lack of memory, which the whole attack
+    would meet again.
 
-    An audit must not end at a step that only adds to what it has; the note names the fault, and a failed step proves nothing.
+    An audit must not end at a step that only adds to what it has; the note names the fault, and a
+    failed step proves nothing.
     """
     try:
         return peel(model, update, leak, method, **known)
@@ -24,4 +29,6 @@ def peeled_or_refused(model: nn.Module, update: Update, leak: Leak, method: str 
         raise
     except Exception as error:  # a peeler may be another package's
         fault = f"{type(error).__name__}: {first_line(error)}"
-        raise UnsumError(f"The peeler broke off by a fault of its own, which proves nothing ({fault}).") from error
+        raise UnsumError(
+            f"The peeler broke off by a fault of its own, which proves nothing ({fault})."
+        ) from error

@@ -1,4 +1,5 @@
-"""From a leak to pictures: peel down to the layer that an inverse reads, decode, and refine where asked."""
+"""From a leak to pictures: peel down to the layer that an inverse reads, decode, and refine where
+asked."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def with_pictures(
     mode: Mode | None = None,
     progress: Progress = SILENT,
 ) -> Leak:
-    """The leak with pictures from the first inverse that can be used: one for an inner layer needs that layer peeled first."""
+    """The leak with pictures from the first inverse that can be used: one for an inner layer needs
+    that layer peeled first."""
     given = inverses is not None
     paths = [inverses] if inverses is None or isinstance(inverses, str | Path) else list(inverses)
     try:
@@ -57,13 +59,20 @@ def with_pictures(
         return leak  # its notes say why
     progress.say("Turning features into pictures")
     images = invert(model, leak, inverse=inverse)
-    leak = replace(leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos))
+    leak = replace(
+        leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos)
+    )
     return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)
 
 
-def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
-    """The leak with what the convolutions below its maps read, as far down as blocks can be undone; a note says how far."""
-    if not any(found.ndim == 4 for found in leak.inner.values()) or out_of_time("blocks below the maps"):
+def walked_down(
+    model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT
+) -> Leak:
+    """The leak with what the convolutions below its maps read, as far down as blocks can be undone;
+    a note says how far."""
+    if not any(found.ndim == 4 for found in leak.inner.values()) or out_of_time(
+        "blocks below the maps"
+    ):
         return leak
     progress.say("Undoing block after block")
     try:
@@ -75,9 +84,15 @@ def walked_down(model: nn.Module, update: Update, leak: Leak, seed: int, progres
     return replace(leak, inner=inner, partly=peeled.partly, hint=peeled.hint, notes=notes)
 
 
-def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
-    """The leak with its pictures solved for, where it holds a map that tells them, else with a note that says why not."""
-    if not any(found.ndim == 4 for found in leak.inner.values()) or not leak.predicted_error < HOPELESS:
+def with_pixels(
+    model: nn.Module, update: Update, leak: Leak, seed: int, progress: Progress = SILENT
+) -> Leak:
+    """The leak with its pictures solved for, where it holds a map that tells them, else with a note
+    that says why not."""
+    if (
+        not any(found.ndim == 4 for found in leak.inner.values())
+        or not leak.predicted_error < HOPELESS
+    ):
         return leak
     if out_of_time("pixels out of the maps"):
         return leak
@@ -87,7 +102,13 @@ def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progres
         return replace(leak, notes=[*leak.notes, str(error)])
     notes = [*leak.notes, *found.notes]
     if not bool((found.misfit < _RESEMBLES).any()):
-        return replace(leak, notes=[*notes, "No picture was found that explains its map, so the pixels stay unknown."])
+        return replace(
+            leak,
+            notes=[
+                *notes,
+                "No picture was found that explains its map, so the pixels stay unknown.",
+            ],
+        )
     images = found.images.float()
     if not bool(found.errors.isfinite().any()):  # something alike, which is no input
         return replace(leak, images=images, notes=notes)
@@ -95,7 +116,8 @@ def with_pixels(model: nn.Module, update: Update, leak: Leak, seed: int, progres
 
 
 def with_guess(model: nn.Module, leak: Leak, seed: int, progress: Progress = SILENT) -> Leak:
-    """The leak with blurred pictures, where it holds a map that tells so much, and nothing drew better ones."""
+    """The leak with blurred pictures, where it holds a map that tells so much, and nothing drew
+    better ones."""
     held = any(found.ndim == 4 for found in leak.inner.values()) and leak.predicted_error < HOPELESS
     if leak.images is not None or not held or out_of_time("a guess at the pictures"):
         return leak
@@ -107,14 +129,20 @@ def with_guess(model: nn.Module, leak: Leak, seed: int, progress: Progress = SIL
     return replace(leak, images=images.float(), notes=[*leak.notes, note])
 
 
-def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress) -> Leak:
+def _read_by(
+    model: nn.Module, update: Update, leak: Leak, inverse: Inverse, progress: Progress
+) -> Leak:
     """The leak with what the inverse's layer read, or with a note that says why not."""
     layer = inverse.layer
     if layer is None or layer in leak.inner:
         return leak
     if leak.inner:
         return replace(
-            leak, notes=[*leak.notes, f"The inverse reads what {layer!r} reads. {_other_layer(model, leak)}"]
+            leak,
+            notes=[
+                *leak.notes,
+                f"The inverse reads what {layer!r} reads. {_other_layer(model, leak)}",
+            ],
         )
     if not leak.exact:
         return _another_attempt(leak, layer)
@@ -123,50 +151,86 @@ def _read_by(model: nn.Module, update: Update, leak: Leak, inverse: Inverse, pro
         peeled = _peeled_to(model, update, leak, layer, int(inverse.card["size"]))
     except UnsumError as error:
         return replace(leak, notes=[*leak.notes, str(error)])
-    sure = f"predicted error {float(peeled.errors.max()):.1g}" if bool(peeled.exact.all()) else "not certified"
-    note = f"The layers above {layer!r} were peeled ({sure}), and the pictures are made of what it read."
-    return replace(leak, inner={**leak.inner, layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note])
+    sure = (
+        f"predicted error {float(peeled.errors.max()):.1g}"
+        if bool(peeled.exact.all())
+        else "not certified"
+    )
+    note = (
+        f"The layers above {layer!r} were peeled ({sure}), and the pictures are made of what it "
+        "read."
+    )
+    return replace(
+        leak, inner={**leak.inner, layer: peeled.inputs}, notes=[*leak.notes, *peeled.notes, note]
+    )
 
 
 def _other_layer(model: nn.Module, leak: Leak) -> Note:
-    """Which inverse would draw what the spans and the walk found: one of the deepest map, which tells the most."""
+    """Which inverse would draw what the spans and the walk found: one of the deepest map, which
+    tells the most."""
     name = next(name for name, _ in model.named_modules() if name in leak.inner)
     made = f"`unsum train-inverse --layer {name}` makes an inverse for that."
     return Note(f"The attack found what {name!r} reads; {made}", Code.NEEDS_INVERSE)
 
 
 def _another_attempt(leak: Leak, layer: str) -> Leak:
-    """The spans' answer, where the head's was preferred: neither is certain, and of the head's there is nothing to draw."""
+    """The spans' answer, where the head's was preferred: neither is certain, and of the head's
+    there is nothing to draw."""
     for found in (attempt.leak for attempt in leak.tried):
         if found is not None and layer in found.inner and found.predicted_error < HOPELESS:
-            note = f"The pictures are made of what {layer!r} read, so the answer of {found.method!r} is given."
+            note = (
+                f"The pictures are made of what {layer!r} read, so the answer of {found.method!r} "
+                "is given."
+            )
             return replace(found, notes=[note, *found.notes], tried=leak.tried)
-    return replace(leak, notes=[*leak.notes, f"{layer!r} was not peeled, because the features are not certified."])
+    return replace(
+        leak,
+        notes=[*leak.notes, f"{layer!r} was not peeled, because the features are not certified."],
+    )
 
 
 def _peeled_to(model: nn.Module, update: Update, leak: Leak, layer: str, size: int) -> Peeled:
-    """What `layer` read: dense layers are undone as far down as they go, blocks of convolutions down to the layer."""
+    """What `layer` read: dense layers are undone as far down as they go, blocks of convolutions
+    down to the layer."""
     if not isinstance(model.get_submodule(layer), nn.Linear):
-        return peeled_or_refused(model, update, leak, "residual", layer=layer, shape=(3, size, size))
+        return peeled_or_refused(
+            model, update, leak, "residual", layer=layer, shape=(3, size, size)
+        )
     peeled = peeled_or_refused(model, update, leak, "layers")
-    end = "the input" if peeled.complete else repr(peeled.layers[-1].name) if peeled.layers else "the head"
+    end = (
+        "the input"
+        if peeled.complete
+        else repr(peeled.layers[-1].name)
+        if peeled.layers
+        else "the head"
+    )
     if end != repr(layer):
         raise UnsumError(f"The inverse reads what {layer!r} reads, and peeling ends at {end}.")
     return peeled
 
 
-def _refined(model: nn.Module, update: Update, leak: Leak, mode: Mode, inverse: Inverse, progress: Progress) -> Leak:
+def _refined(
+    model: nn.Module, update: Update, leak: Leak, mode: Mode, inverse: Inverse, progress: Progress
+) -> Leak:
     """The leak with refined pictures, or a note that says why they stayed as they were."""
     if not leak.predicted_error < HOPELESS or leak.images is None:
-        return replace(leak, notes=[*leak.notes, "The pictures were not refined: the features are too uncertain."])
+        return replace(
+            leak,
+            notes=[*leak.notes, "The pictures were not refined: the features are too uncertain."],
+        )
     progress.say("Refining the pictures")
-    found = refine_pictures(model, update, leak, leak.images, mode=mode, inverse=inverse, progress=progress)
+    found = refine_pictures(
+        model, update, leak, leak.images, mode=mode, inverse=inverse, progress=progress
+    )
     watched = found.history["watched"]
     if not found.improved:
-        note = "Refined pictures explained the gradients held out no better, so the inverse's own were kept."
+        note = (
+            "Refined pictures explained the gradients held out no better, so the inverse's own "
+            "were kept."
+        )
     else:
         note = (
-            f"The pictures were refined (mode {mode}): their misfit to gradients held out fell from {watched[0]:.2g} to "
-            f"{watched.min():.2g}."
+            f"The pictures were refined (mode {mode}): their misfit to gradients held out fell "
+            f"from {watched[0]:.2g} to {watched.min():.2g}."
         )
     return replace(leak, images=found.images, notes=[*leak.notes, note])

@@ -1,7 +1,7 @@
 """The rows of `auto`: which method is tried when, from the first to the last.
 
-A row is a function from a `Case` to an answer, declared with its place, its condition and what the user
-is told where its answer replaces another.
+A row is a function from a `Case` to an answer, declared with its place, its condition and what the
+user is told where its answer replaces another.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def _nothing_usable(case: Case) -> bool:
     """Nothing answered yet, or `local-steps` did and expects to have failed."""
     if case.language:
         return False
-    return case.best is None or (case.by == "local-steps" and not case.best.exact and is_hopeless(case.best))
+    return case.best is None or (
+        case.by == "local-steps" and not case.best.exact and is_hopeless(case.best)
+    )
 
 
 def _crowd(case: Case) -> bool:
@@ -71,13 +73,14 @@ def _crowd_of_known_size(case: Case) -> bool:
     "crowded, with labels by ilrg",
     "crowded",
     70,
-    when="the batch size is granted and no smaller than the number of classes: with the labels that the "
-    "rule ilrg finds",
+    when="the batch size is granted and no smaller than the number of classes: with the labels "
+    "that the rule ilrg finds",
     applies=_crowd_of_known_size,
     reason="Labels were found by the rule 'ilrg'.",
 )
 def _with_found_labels(case: Case) -> Leak | None:
-    """`crowded` with the labels that a rule finds; they are not recorded as granted. None where that promises nothing."""
+    """`crowded` with the labels that a rule finds; they are not recorded as granted. None where
+    that promises nothing."""
     evidence = case.options.clues(case.model, case.update)
     labels = LABEL_RULES[_CROWD_RULE](evidence)
     if not suits_crowded(case.head, Knowledge(labels=labels)):
@@ -87,7 +90,8 @@ def _with_found_labels(case: Case) -> Leak | None:
 
 
 def _marked(case: Case) -> bool:
-    """A defense left its marks, or columns are zero: held back, as Soteria does, or of units that are off for all samples."""
+    """A defense left its marks, or columns are zero: held back, as Soteria does, or of units that
+    are off for all samples."""
     return case.uncertain and (case.defended or not bool(case.head.grad_W.any(0).all()))
 
 
@@ -97,8 +101,8 @@ def _marked(case: Case) -> bool:
     20,
     when="the text is not certain, and the head does not share its weights with the embedding",
     applies=lambda case: case.language and not _certain(case) and not is_tied(case.model),
-    reason="The sequences were not found, so positions are given in no order: the head's equation needs no "
-    "forward pass.",
+    reason="The sequences were not found, so positions are given in no order: the head's equation "
+    "needs no forward pass.",
 )
 def _positions(case: Case) -> Leak | None:
     found = case.separate("exact")
@@ -110,10 +114,13 @@ def _positions(case: Case) -> Leak | None:
     "exact, without the bias",
     "exact",
     90,
-    when="the exact solver is not certain, and no defense left its marks: once more, without the bias",
+    when=(
+        "the exact solver is not certain, and no defense left its marks: once more, without the "
+        "bias"
+    ),
     applies=lambda case: _exact_alone(case) and case.head.grad_b is not None,
-    reason="The gradients of the head's weights and of its bias disagree, as clipping each by itself makes "
-    "them; the weights' alone was used.",
+    reason="The gradients of the head's weights and of its bias disagree, as clipping each by "
+    "itself makes them; the weights' alone was used.",
 )
 def _weights_alone(case: Case) -> Leak | None:
     name = ".".join(filter(None, [find_head(case.model)[0], "bias"]))
@@ -126,12 +133,16 @@ def _weights_alone(case: Case) -> Leak | None:
     "uneven",
     "uneven",
     100,
-    when="the exact solver is not certain, and no defense left its marks: with a weight for every sample",
+    when=(
+        "the exact solver is not certain, and no defense left its marks: with a weight for every "
+        "sample"
+    ),
     applies=_exact_alone,
     reason="Samples of equal weights do not explain the gradient, samples of unequal ones do.",
 )
 def _unequal(case: Case) -> Leak | None:
-    """Samples with weights of their own, where they are determined and the answer before is unsure or lacks some of them."""
+    """Samples with weights of their own, where they are determined and the answer before is unsure
+    or lacks some of them."""
     found = case.separate("uneven")
     if not found.predicted_error < TRUSTED_ERROR:
         return None
@@ -146,8 +157,8 @@ def _unequal(case: Case) -> Leak | None:
     110,
     when="the exact solver is not certain, and a defense left its marks",
     applies=_marked,
-    reason="The {before.method} solver predicted an error of {before.predicted_error:.1g}, the adaptive "
-    "separator one of {after.predicted_error:.1g}, so its answer is given.",
+    reason="The {before.method} solver predicted an error of {before.predicted_error:.1g}, the "
+    "adaptive separator one of {after.predicted_error:.1g}, so its answer is given.",
 )
 def _adapted(case: Case) -> Leak | None:
     found = case.separate("adaptive")
@@ -156,30 +167,44 @@ def _adapted(case: Case) -> Leak | None:
 
 
 def _contradicted(head: Head, other: Leak, leak: Leak) -> bool:
-    """Whether the two found other labels and the second explains the gradient better: an error predicted for the wrong batch
-    says nothing. An answer without hope contradicts nobody: pruned gradients are best fitted by too many samples."""
-    if is_hopeless(leak) or other.labels.sort().values.tolist() == leak.labels.sort().values.tolist():
+    """Whether the two found other labels and the second explains the gradient better: an error
+    predicted for the wrong batch says nothing. An answer without hope contradicts nobody: pruned
+    gradients are best fitted by too many samples."""
+    if (
+        is_hopeless(leak)
+        or other.labels.sort().values.tolist() == leak.labels.sort().values.tolist()
+    ):
         return False
-    left = [relative_misfit(head, one.logits, one.targets, one.scale * one.features) for one in (other, leak)]
+    left = [
+        relative_misfit(head, one.logits, one.targets, one.scale * one.features)
+        for one in (other, leak)
+    ]
     return left[0] > _CLEARLY * left[1]
 
 
 def _more_than_the_head(case: Case) -> bool:
-    """Whether the head's gradient has its full rank, so that the head alone cannot tell the samples apart."""
+    """Whether the head's gradient has its full rank, so that the head alone cannot tell the samples
+    apart."""
     if not _nothing_usable(case) or case.options.labels is not None:
         return False
     loss = "cross-entropy" if case.options.loss is None else str(case.options.loss)
     classes, width = case.head.W.shape
     full = observe(case.head, None).rank >= most_samples(classes, width, loss)
-    # In this order: marks of a defense are looked for in passes of their own. Rounding weights after every step looks like noise.
+    # In this order: marks of a defense are looked for in passes of their own. Rounding weights
+    # after every step looks like noise.
     return full and not (case.changed if _several_steps(case) else case.defended)
 
 
 def _whole_below(method: str, case: Case) -> Leak | None:
-    """The answer where it is certain, explains the gradient, or has the first local steps: the head cannot do better."""
+    """The answer where it is certain, explains the gradient, or has the first local steps: the head
+    cannot do better."""
     found = case.read_below(method)
     explains = found.residual < UNEXPLAINED or _several_steps(case)
-    return found if found.exact or (explains and found.batch_size > 0 and not is_hopeless(found)) else None
+    return (
+        found
+        if found.exact or (explains and found.batch_size > 0 and not is_hopeless(found))
+        else None
+    )
 
 
 def _spans_not_tried(case: Case) -> bool:
@@ -200,7 +225,11 @@ def _spans_not_tried(case: Case) -> bool:
 def _better_spans(case: Case) -> Leak | None:
     """The spans' answer where it is certain, or where the head has none that is worth anything."""
     found = case.read_below("spans")
-    return found if found.exact or (case.useless and found.batch_size and not is_hopeless(found)) else None
+    return (
+        found
+        if found.exact or (case.useless and found.batch_size and not is_hopeless(found))
+        else None
+    )
 
 
 @row(
@@ -209,8 +238,8 @@ def _better_spans(case: Case) -> Leak | None:
     140,
     when="no answer is certain: every row of every dense layer over its bias",
     applies=lambda case: not case.language and not _certain(case),
-    reason="The last layer gave no usable answer, so inputs that some unit of the first layer saw alone are "
-    "given (ratio).",
+    reason="The last layer gave no usable answer, so inputs that some unit of the first layer saw "
+    "alone are given (ratio).",
     at_head=False,
 )
 def _by_rows(case: Case) -> Leak | None:
@@ -238,9 +267,14 @@ row(
     "spans",
     "spans",
     40,
-    when="the head's gradient has its full rank: two layers below it may hold more samples than it can tell apart",
+    when=(
+        "the head's gradient has its full rank: two layers below it may hold more samples than it "
+        "can tell apart"
+    ),
     applies=_more_than_the_head,
-    reason="The last layer alone cannot tell so many samples apart; two layers below it can (spans).",
+    reason=(
+        "The last layer alone cannot tell so many samples apart; two layers below it can (spans)."
+    ),
     at_head=False,
     follows_steps=True,
 )(partial(_whole_below, "spans"))
@@ -248,22 +282,27 @@ row(
     "local-steps",
     "local-steps",
     50,
-    when="the update is a change of weights, and says that the client took several steps, which the layers "
-    "below did not tell",
+    when="the update is a change of weights, and says that the client took several steps, which "
+    "the layers below did not tell",
     applies=lambda case: case.best is None and _several_steps(case),
 )(lambda case: case.separate("local-steps"))
 row(
     "crowded",
     "crowded",
     60,
-    when="the labels are granted, and there are more samples than directions in the head's gradient",
+    when=(
+        "the labels are granted, and there are more samples than directions in the head's gradient"
+    ),
     applies=_crowd,
 )(lambda case: case.separate("crowded"))
 row(
     "exact",
     "exact",
     80,
-    when="no method above answered; local-steps takes the steps for one itself where it cannot follow them",
+    when=(
+        "no method above answered; local-steps takes the steps for one itself where it cannot "
+        "follow them"
+    ),
     applies=lambda case: case.best is None and not case.language,
 )(lambda case: case.separate("exact"))
 row(
@@ -271,9 +310,11 @@ row(
     "fgla",
     120,
     when="the exact solver expects to have failed",
-    applies=lambda case: case.by in ("exact", "local-steps") and case.uncertain and is_hopeless(case.answer),
-    reason="The {before.method} solver predicted an error of {before.predicted_error:.1g}, so the ratio method "
-    "(fgla) is used.",
+    applies=lambda case: (
+        case.by in ("exact", "local-steps") and case.uncertain and is_hopeless(case.answer)
+    ),
+    reason="The {before.method} solver predicted an error of {before.predicted_error:.1g}, so the "
+    "ratio method (fgla) is used.",
 )(lambda case: case.separate("fgla"))
 row(
     "label rules",
@@ -288,6 +329,9 @@ row(
     "exact, with labels of rules",
     "exact",
     160,
-    when="no answer is worth anything, and rules name labels: once more with these, by adaptive and fgla as well",
+    when=(
+        "no answer is worth anything, and rules name labels: once more with these, by adaptive and "
+        "fgla as well"
+    ),
     applies=named_and_useless,
 )(separate_named)

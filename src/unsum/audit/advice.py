@@ -1,4 +1,5 @@
-"""What to do now: sentences for whoever holds an audit, each with the command that goes with it, ready to be copied.
+"""What to do now: sentences for whoever holds an audit, each with the command that goes with it,
+ready to be copied.
 
 What was done already is not advised again, and a defense that ruins the model is said to.
 """
@@ -28,14 +29,17 @@ class Advice:
 
 
 _KEEP = Advice(
-    "Treat updates like these as the personal data they were computed from: who may see them, how long they are kept, and what "
-    "the people concerned are told."
+    "Treat updates like these as the personal data they were computed from: who may see them, how "
+    "long they are kept, and what the people concerned are told."
 )
 _SUM = (
-    "that hold several times as many samples together as the model has classes and its widest dense layer has units: a sum over "
-    "fewer is as readable as one client's update."
+    "that hold several times as many samples together as the model has classes and its widest "
+    "dense layer has units: a sum over fewer is as readable as one client's update."
 )
-_STRONGER = Advice("Try the other attacks, and more of the attacker's knowledge, before relying on it.", "unsum list")
+_STRONGER = Advice(
+    "Try the other attacks, and more of the attacker's knowledge, before relying on it.",
+    "unsum list",
+)
 _STEPS: dict[Level, tuple[str, ...]] = {  # the most urgent first
     "severe": ("ruin", "keep", "sum", "sweep", "gate"),
     "partial": ("ruin", "keep", "sweep", "sum", "gate"),
@@ -74,7 +78,8 @@ _OF_ATTACKS = (
 _FIRST_NOISE = "0.1"  # where a language model was audited without any
 _LOUDER = 10.0  # times the noise that was too weak, where one strength is tried at a time
 _PATIENT = 600  # [s] for attacks that had too little. Chosen by: arbitrary budget
-_WIDER = 1e3  # times the noise that was too weak or too strong, to look for the strength that is enough
+# times the noise that was too weak or too strong, to look for the strength that is enough
+_WIDER = 1e3
 
 
 def advice(audit: AuditResult) -> list[Advice]:
@@ -90,7 +95,9 @@ def advice(audit: AuditResult) -> list[Advice]:
         "stronger": _STRONGER,
         "prove": _proved(audit),
     }
-    steps = _STEPS["unproven" if audit.verdict.level == "open" and _headless(audit) else audit.verdict.level]
+    steps = _STEPS[
+        "unproven" if audit.verdict.level == "open" and _headless(audit) else audit.verdict.level
+    ]
     return [step for name in steps if (step := made[name]) is not None]
 
 
@@ -103,13 +110,19 @@ def _ruined(audit: AuditResult) -> Advice | None:
     if before is None or after is None or not ruins(before, after, audit.comparison.chance):
         return None
     ruined = (
-        f"Do not deploy this defense as it is: {points[1].defenses} ruins the model. A small network learns to "
-        f"{percent(after.mean)} accuracy under it instead of {percent(before.mean)}."
+        f"Do not deploy this defense as it is: {points[1].defenses} ruins the model. A small "
+        f"network learns to {percent(after.mean)} accuracy under it instead of "
+        f"{percent(before.mean)}."
     )
     if audit.verdict.state == PROTECTED:
-        weaker = " A weaker strength may protect, too, and leave a model; or let the server see only sums over clients."
+        weaker = (
+            " A weaker strength may protect, too, and leave a model; or let the server see only "
+            "sums over clients."
+        )
         return Advice(ruined + weaker, _sweep_command(audit, weaker=True))
-    return Advice(f"{ruined} Nor is it proven to protect; look for another defense.", "unsum list defenses")
+    return Advice(
+        f"{ruined} Nor is it proven to protect; look for another defense.", "unsum list defenses"
+    )
 
 
 def _summed(audit: AuditResult) -> Advice | None:
@@ -137,7 +150,10 @@ def _swept(audit: AuditResult) -> Advice:
     if audit.truth is None or used == "none":
         text = "Find out how strong a defense must be here, and what it costs in accuracy."
     else:
-        text = f"{used} is not enough here; find out how strong a defense must be, and what that costs in accuracy."
+        text = (
+            f"{used} is not enough here; find out how strong a defense must be, and what that "
+            "costs in accuracy."
+        )
     return Advice(text, _sweep_command(audit))
 
 
@@ -147,18 +163,25 @@ def _defended_command(audit: AuditResult) -> str:
     louder = f"{own[-1] * _LOUDER:g}" if own and own[-1] > 0 else _FIRST_NOISE
     if not audit.setting.command:
         return f"unsum.audit(model, data, defenses=unsum.Noise({louder}))"
-    return again(audit.setting.command, f"--defense noise:{louder}", without=_OF_UPDATES, louder=bool(own))
+    return again(
+        audit.setting.command, f"--defense noise:{louder}", without=_OF_UPDATES, louder=bool(own)
+    )
 
 
 def _sweep_command(audit: AuditResult, *, weaker: bool = False) -> str:
-    """The same round under many strengths of noise; from noise that was too weak on, or up to noise that was too strong, where
-    there was some."""
+    """The same round under many strengths of noise; from noise that was too weak on, or up to noise
+    that was too strong, where there was some."""
     own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
     low, high = (1 / _WIDER, 1.0) if weaker else (1.0, _WIDER)
-    wanted = f"noise={own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else DEFAULT_RANGE
+    wanted = (
+        f"noise={own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else DEFAULT_RANGE
+    )
     if not audit.setting.command:
         return f'unsum.sweep(model, data, over="{wanted}")'
-    how: dict[str, Any] = {"without": (*_OF_UPDATES, "--compare", "--no-compare"), "out": "unsum-sweep"}
+    how: dict[str, Any] = {
+        "without": (*_OF_UPDATES, "--compare", "--no-compare"),
+        "out": "unsum-sweep",
+    }
     return again(audit.setting.command, f"--sweep {wanted}", **how, louder=bool(own))
 
 
@@ -167,7 +190,10 @@ def _gated(audit: AuditResult) -> Advice | None:
         return None
     if audit.verdict.state == PROTECTED:
         return _held(audit)
-    text = f"Keep it from coming back: fail the build when any sample leaks more than, say, {percent(DEFAULT_LEVEL)}."
+    text = (
+        "Keep it from coming back: fail the build when any sample leaks more than, say, "
+        f"{percent(DEFAULT_LEVEL)}."
+    )
     if not audit.setting.command:
         return Advice(text, f"report.gate({DEFAULT_LEVEL:g}).exit_code")
     return Advice(text, again(audit.setting.command, f"--fail-above {DEFAULT_LEVEL:g}"))
@@ -177,27 +203,44 @@ def _held(audit: AuditResult) -> Advice | None:
     """A gate on the proof, where there is one."""
     if "--prove-below" in audit.setting.command:
         return None
-    text = f"Keep it proven: fail the build when the ceiling of any sample is {percent(DEFAULT_LEVEL)} or more."
+    text = (
+        "Keep it proven: fail the build when the ceiling of any sample is "
+        f"{percent(DEFAULT_LEVEL)} or more."
+    )
     if not audit.setting.command:
-        return Advice(text, f"report.gate({DEFAULT_LEVEL:g}, prove_below={DEFAULT_LEVEL:g}).exit_code")
+        return Advice(
+            text, f"report.gate({DEFAULT_LEVEL:g}, prove_below={DEFAULT_LEVEL:g}).exit_code"
+        )
     return Advice(text, again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g}"))
 
 
 def _proved(audit: AuditResult) -> Advice:
     """What would make it green: noise that proves the ceiling."""
     if _headless(audit):
-        text = "Prove it: add noise, and more of it until the ceiling of every sample is below the level."
+        text = (
+            "Prove it: add noise, and more of it until the ceiling of every sample is below the "
+            "level."
+        )
         how = f"--defense clip:1 --defense noise:0.1 --prove-below {DEFAULT_LEVEL:g}"
         dropped = ("--defense", "--fail-above", "--prove-below")
         own = (
             "unsum.audit(model, data, client=unsum.ClientTraining(loss=loss), "
             "defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
         )
-        return Advice(text, again(audit.setting.command, how, without=dropped) if audit.setting.command else own)
+        return Advice(
+            text,
+            again(audit.setting.command, how, without=dropped) if audit.setting.command else own,
+        )
     proven = [point.defenses for point in audit.comparison.points if point.proven(DEFAULT_LEVEL)]
     if audit.bound is not None and audit.bound.decided(DEFAULT_LEVEL) == "open":
-        return Advice("Decide it: time was over before the ceiling was known. Give it more.", _ceiling_command(audit))
-    text = "Prove it: find the noise at which nobody can read the samples, and what that costs in accuracy."
+        return Advice(
+            "Decide it: time was over before the ceiling was known. Give it more.",
+            _ceiling_command(audit),
+        )
+    text = (
+        "Prove it: find the noise at which nobody can read the samples, and what that costs in "
+        "accuracy."
+    )
     if proven:
         text += f" {proven[0]} is enough."
     return Advice(text, _sweep_command(audit))
@@ -206,9 +249,14 @@ def _proved(audit: AuditResult) -> Advice:
 def _ceiling_command(audit: AuditResult) -> str:
     """The ceiling alone, with as much time as it takes."""
     if not audit.setting.command:
-        return f"unsum.ceiling(model, data, defenses={audit.setting.defenses}, level={DEFAULT_LEVEL:g})"
+        return (
+            f"unsum.ceiling(model, data, defenses={audit.setting.defenses}, "
+            f"level={DEFAULT_LEVEL:g})"
+        )
     how: dict[str, Any] = {"without": (*_OF_UPDATES, *_OF_ATTACKS)}
-    alone = again(audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit {_PATIENT}", **how)
+    alone = again(
+        audit.setting.command, f"--prove-below {DEFAULT_LEVEL:g} --time-limit {_PATIENT}", **how
+    )
     return alone.replace("unsum audit", "unsum ceiling", 1)
 
 
@@ -218,31 +266,46 @@ def _granted(audit: AuditResult) -> Advice | None:
     if code_of(audit.verdict.reason) is Code.CUT_SHORT:
         text = "Give the attacks more time: what they left untried is named above."
         if not audit.setting.command:
-            return Advice(text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))")
-        return Advice(text, again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)))
+            return Advice(
+                text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))"
+            )
+        return Advice(
+            text,
+            again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)),
+        )
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")
-    text += "grant the attacker what a server may know (its size, the labels), or audit a smaller one."
+    text += (
+        "grant the attacker what a server may know (its size, the labels), or audit a smaller one."
+    )
     if not audit.setting.command:
-        return Advice(text, "unsum.audit(model, data, attacker=unsum.Attacker(batch_size_known=True))")
+        return Advice(
+            text, "unsum.audit(model, data, attacker=unsum.Attacker(batch_size_known=True))"
+        )
     size = "" if audit.truth is not None or "--batch " in audit.setting.command else " --batch N"
     return Advice(text, again(audit.setting.command, f"--batch-size-known{size}"))
 
 
 def _measured(audit: AuditResult) -> Advice | None:
-    """Who has the truth need not be told to bring it: where a ceiling was proven, the client's samples were there."""
+    """Who has the truth need not be told to bring it: where a ceiling was proven, the client's
+    samples were there."""
     if audit.truth is not None or audit.bound is not None:
         return None
-    text = "Measure with samples of your own whose truth you know: simulate the same round and compare."
+    text = (
+        "Measure with samples of your own whose truth you know: simulate the same round and "
+        "compare."
+    )
     if not audit.setting.command:
         return Advice(text, "unsum.audit(model, (inputs, targets))")
     return Advice(text, again(audit.setting.command, "", without=_OF_UPDATES))
 
 
-def again(command: str, more: str, *, without: tuple[str, ...] = (), out: str = "", louder: bool = False) -> str:
-    """The command of an audit with `more`, and without some of its options and what they were given; `louder` drops the noise,
-    where `more` brings another."""
+def again(
+    command: str, more: str, *, without: tuple[str, ...] = (), out: str = "", louder: bool = False
+) -> str:
+    """The command of an audit with `more`, and without some of its options and what they were
+    given; `louder` drops the noise, where `more` brings another."""
     try:
         words = shlex.split(command)
     except ValueError:  # no command that a shell could have been given
@@ -258,6 +321,10 @@ def again(command: str, more: str, *, without: tuple[str, ...] = (), out: str = 
             options[-1].append(word)
     left = [part for part in options if part[0].partition("=")[0] not in dropped]
     if louder:
-        left = [part for part in left if not (part[0].startswith("--defense") and "noise" in " ".join(part))]
+        left = [
+            part
+            for part in left
+            if not (part[0].startswith("--defense") and "noise" in " ".join(part))
+        ]
     kept = [*words[:2], *(word for part in left for word in part)]
     return " ".join(filter(None, [shlex.join(kept), more, f"--out {out}" if out else ""]))

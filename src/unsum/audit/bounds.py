@@ -1,4 +1,5 @@
-"""Ceilings inside audits and sweeps: the same client, defenses and samples, with a time of their own."""
+"""Ceilings inside audits and sweeps: the same client, defenses and samples, with a time of their
+own."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ ROW_PAIRS = 32  # [pairs of worlds] for a row of a comparison: draws of 0 prove 
 
 NOT_PROVEN = "It was not asked for (ceiling=True, or no --no-ceiling)."
 NO_TENSORS = "A ceiling needs inputs and targets that are tensors, one row a sample."
-NEEDS_SAMPLES = "A ceiling needs the client's samples: nobody can play a captured client in another world."
+NEEDS_SAMPLES = (
+    "A ceiling needs the client's samples: nobody can play a captured client in another world."
+)
 
 
 @dataclass(eq=False)
@@ -45,7 +48,9 @@ class Bounds:
     _prover: Prover = field(init=False)
 
     def __post_init__(self) -> None:
-        effort = Effort(against(self.level), most=MOST, told=self.progress.part, labels=not self.together)
+        effort = Effort(
+            against(self.level), most=MOST, told=self.progress.part, labels=not self.together
+        )
         if self.together:
             effort = replace(effort, together=True, decided=None, pairs=ROW_PAIRS, most=ROW_PAIRS)
         self._prover = Prover(self.case, effort=effort, client=self.client)
@@ -75,14 +80,19 @@ class Bounds:
         except UnsumError as reason:
             self.absent = str(reason)
             return None
-        except Exception as error:  # a model may refuse samples that differ from the client's: codes beside its tables
-            self.absent = f"The client cannot be played in another world ({type(error).__name__}: {first_line(error)})."
+        except Exception as error:
+            # a model may refuse samples that differ from the client's: codes beside its tables
+            self.absent = (
+                f"The client cannot be played in another world ({type(error).__name__}: "
+                f"{first_line(error)})."
+            )
             return None
         self.seconds -= found.seconds
         return found
 
     def figures(self, chain: Sequence[Defense], own: Ceiling | None = None) -> dict[str, Any]:
-        """The largest and the mean ceiling as a point of a comparison or sweep has them; NaN where not measured.
+        """The largest and the mean ceiling as a point of a comparison or sweep has them; NaN where
+        not measured.
 
         `own` is one that was measured already, of every sample.
         """
@@ -101,7 +111,8 @@ class Bounds:
 
 
 def proven_chain(norm: float, level: float = DEFAULT_LEVEL) -> list[Defense]:
-    """A clip at about the update's own norm and noise that proves every ceiling to be below the level, for any data."""
+    """A clip at about the update's own norm and noise that proves every ceiling to be below the
+    level, for any data."""
     clip = float(f"{norm:.0e}")
     noise = 2 * clip / distance_for(level)
     digits = 10 ** math.floor(math.log10(noise))

@@ -19,12 +19,15 @@ def headline(found: Ceiling, level: float) -> str:
     if found.estimate and found.decided(level) != "below":
         return f"Estimated, not proven: the ceiling of every {what} is about {most} or less."
     if found.decided(level) == "below":
-        return f"Proven: nobody reads {percent(level)} of any {what} out of this update (at most {most})."
+        return (
+            f"Proven: nobody reads {percent(level)} of any {what} out of this update (at most "
+            f"{most})."
+        )
     if found.decided(level) == "above":
         return f"Not proven: the ceiling of at least one {what} is {percent(level)} or more."
     return (
-        f"Not decided: {found.pairs} pairs of worlds leave the ceiling at {most}, and time was over; "
-        "allow more time or pairs."
+        f"Not decided: {found.pairs} pairs of worlds leave the ceiling at {most}, and time was "
+        "over; allow more time or pairs."
     )
 
 
@@ -51,11 +54,12 @@ def _pairs(found: Ceiling) -> str:
     noise = "no noise" if found.noise is None else str(found.noise)
     if not found.pairs:
         return (
-            f"No pair of worlds had to be played under {noise}: what the mechanism leaves is below the level already."
+            f"No pair of worlds had to be played under {noise}: what the mechanism leaves is below "
+            "the level already."
         )
     return (
-        f"Measured with {found.pairs} pairs of worlds under {noise}; all limits hold together with a confidence of "
-        f"{percent(CONFIDENCE)}."
+        f"Measured with {found.pairs} pairs of worlds under {noise}; all limits hold together with "
+        f"a confidence of {percent(CONFIDENCE)}."
     )
 
 
@@ -65,19 +69,24 @@ def _labels(found: Ceiling) -> str:
         return ""
     if max(told) >= _CERTAIN and not found.estimate:
         return (
-            "Of the labels nothing is proven: one at least may be told from its likeliest alternative with certainty."
+            "Of the labels nothing is proven: one at least may be told from its likeliest "
+            "alternative with certainty."
         )
     label = "By the same estimate a label" if found.estimate else "A label"
-    return f"{label} is told from its likeliest alternative with a probability of at most {max(told):.3f}."
+    return (
+        f"{label} is told from its likeliest alternative with a probability of at most "
+        f"{max(told):.3f}."
+    )
 
 
 def _worst(found: Ceiling) -> str:
     if found.worst is None:
         return ""
     return (
-        f"For any data, the mechanism (clip, then noise) leaves at most {percent(found.worst.leakage)}: "
-        f"{found.worst.what}, at a distance of μ = {found.worst.mu:.3g}. That is ε = {found.worst.epsilon(DELTA):.3g} "
-        f"at δ = {DELTA:g}; whoever guesses right once in ten without the update does so in at most "
+        "For any data, the mechanism (clip, then noise) leaves at most "
+        f"{percent(found.worst.leakage)}: {found.worst.what}, at a distance of μ = "
+        f"{found.worst.mu:.3g}. That is ε = {found.worst.epsilon(DELTA):.3g} at δ = {DELTA:g}; "
+        "whoever guesses right once in ten without the update does so in at most "
         f"{percent(found.worst.success(0.1))} of cases with it."
     )
 
@@ -86,8 +95,8 @@ def _bits(found: Ceiling) -> str:
     if math.isnan(found.by_bits) or found.by_bits >= 0.995:
         return ""
     return (
-        f"The bits of the update hold at most {percent(found.by_bits)} of a sample on average, for an attacker "
-        "who knows no more of photos than their spectrum."
+        f"The bits of the update hold at most {percent(found.by_bits)} of a sample on average, for "
+        "an attacker who knows no more of photos than their spectrum."
     )
 
 
@@ -97,7 +106,8 @@ SCATTER = 0.05
 
 
 def exceeded(own: Sequence[float], bound: Ceiling) -> str:
-    """A sentence where more was found of a sample than anybody could read: one of the two is wrong."""
+    """A sentence where more was found of a sample than anybody could read: one of the two is
+    wrong."""
     over = [
         (value, float(limit))
         for value, limit in zip(own, bound.samples, strict=False)
@@ -107,8 +117,9 @@ def exceeded(own: Sequence[float], bound: Ceiling) -> str:
         return ""
     value, limit = max(over)
     return (
-        f"Found above its ceiling: {percent(value)} of a {bound.unit} was found, and at most {percent(limit)} can be "
-        "read. One of the two is wrong; please report this with the command and the seed."
+        f"Found above its ceiling: {percent(value)} of a {bound.unit} was found, and at most "
+        f"{percent(limit)} can be read. One of the two is wrong; please report this with the "
+        "command and the seed."
     )
 
 
@@ -126,17 +137,21 @@ def beside(bound: Ceiling) -> str:
         )
     if bound.decided(DEFAULT_LEVEL) == "open":
         return (
-            f"Whether the ceiling protects is not decided: from the {bound.pairs} pairs of worlds that there was time for, "
-            f"that of one {bound.unit} may be {percent(bound.highest)}."
+            f"Whether the ceiling protects is not decided: from the {bound.pairs} pairs of worlds "
+            f"that there was time for, that of one {bound.unit} may be {percent(bound.highest)}."
         )
     least = percent(float(bound.samples.min()))
-    between = percent(bound.highest) if least == percent(bound.highest) else f"{least} to {percent(bound.highest)}"
+    between = (
+        percent(bound.highest)
+        if least == percent(bound.highest)
+        else f"{least} to {percent(bound.highest)}"
+    )
     return (
         f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, proven with "
         f"{percent(CONFIDENCE)} confidence from {bound.pairs} pairs of worlds."
         if not bound.by_mechanism
-        else f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, whatever the data, because "
-        "the update is clipped before the noise."
+        else f"The ceiling is {between}: nobody reads more of a {bound.unit} than that, whatever "
+        "the data, because the update is clipped before the noise."
     )
 
 
@@ -144,7 +159,11 @@ def printed(bound: Ceiling | None) -> str:
     """The ceiling as a line of a printed audit; empty where there is none."""
     if bound is None:
         return ""
-    why = bound.why[:1].lower() + bound.why[1:].rstrip(".") if bound.why else f"{bound.pairs} pairs of worlds"
+    why = (
+        bound.why[:1].lower() + bound.why[1:].rstrip(".")
+        if bound.why
+        else f"{bound.pairs} pairs of worlds"
+    )
     return f"Ceiling: {percent(bound.highest)} ({why})."
 
 
@@ -172,9 +191,13 @@ def stands_at(point: Bounded) -> str:
     return f"the ceiling is {ceiling_of(point).replace('(mean)', 'on average')}"
 
 
-LUCK = "Labels named right are luck: nobody tells one from its likeliest alternative much better than by a guess."
+LUCK = (
+    "Labels named right are luck: nobody tells one from its likeliest alternative much better than "
+    "by a guess."
+)
 
 
 def hides_labels(bound: Ceiling) -> bool:
-    """Whether nobody tells any label from its likeliest alternative by the level better than a guess."""
+    """Whether nobody tells any label from its likeliest alternative by the level better than a
+    guess."""
     return bool((2 * bound.labels - 1 < DEFAULT_LEVEL).all())  # NaN is not

@@ -30,7 +30,8 @@ from unsum.models import DEFAULT_MODEL
 from unsum.running.deadline import time_limit as limited_to
 from unsum.running.progress import SILENT, Progress
 
-LIMIT = 120.0  # [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it
+# [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it
+LIMIT = 120.0
 
 
 def ceiling(
@@ -64,43 +65,52 @@ def ceiling(
     device: torch.device | str | None = None,
     progress: Progress = SILENT,
 ) -> Ceiling:
-    """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one update.
+    """What nobody can exceed: an upper limit of what any attacker reads of each sample out of one
+    update.
 
-    One component of a sample is as it is or mirrored at what an attacker would answer without the update; the client trains in
-    both worlds; the distance of the two updates over the noise bounds every attacker. Nothing is differentiated or linearized
-    beyond the training itself, so that every model that can be trained can be bounded.
+    One component of a sample is as it is or mirrored at what an attacker would answer without the
+    update; the client trains in both worlds; the distance of the two updates over the noise bounds
+    every attacker. Nothing is differentiated or linearized beyond the training itself, so that
+    every model that can be trained can be bounded.
 
     Args:
-        model, data: as `unsum.audit` takes them; (inputs, targets) of any shape with a module of your own.
-        noise: the standard deviation of Gaussian noise on every entry of the update, after `defenses`.
-        defenses: what the client does to its update, noise among it. What follows the noise counts for
-            nothing; without noise the ceiling is 1 unless both worlds send the same bits.
+        model, data: as `unsum.audit` takes them; (inputs, targets) of any shape with a module of
+            your own.
+        noise: the standard deviation of Gaussian noise on every entry of the update, after
+            `defenses`.
+        defenses: what the client does to its update, noise among it. What follows the noise counts
+            for nothing; without noise the ceiling is 1 unless both worlds send the same bits.
         train: the client's BatchNorm mode.
-        spread: the standard deviation that an attacker gives an entry before it sees the update, a number
-            or a tensor like one sample: entries are two of them further then. By default each sample's own distance from
-            what an attacker would answer without the update, so that the result is in the unit of `audit.leakages`.
+        spread: the standard deviation that an attacker gives an entry before it sees the update, a
+            number
+            or a tensor like one sample: entries are two of them further then. By default each
+            sample's own distance from what an attacker would answer without the update, so that the
+            result is in the unit of `audit.leakages`.
         time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
-        level: draw until every sample is known to be below this level, or one of them not to be; at most 256
-            pairs each.
+        level: draw until every sample is known to be below this level, or one of them not to be; at
+            most 256 pairs each.
         pairs: instead, so many pairs of worlds for every sample (64 by default).
-        observer: who looks: `Observer("aggregate", clients=10)`, `Observer("outsider", clients=10, noise=0.1)`;
-            the server by default, which sees this client's update.
-        others: public samples that the other clients of a sum are taken to hold: "photos" for the embedded photos
-            that are not the client's, a folder of photos (labels beyond the model's are counted around), or (inputs,
-            targets). The result is an estimate then and
-            proves nothing; without them the others' data are granted to the attacker.
+        observer: who looks: `Observer("aggregate", clients=10)`, `Observer("outsider", clients=10,
+            noise=0.1)`; the server by default, which sees this client's update.
+        others: public samples that the other clients of a sum are taken to hold: "photos" for the
+            embedded photos that are not the client's, a folder of photos (labels beyond the model's
+            are counted around), or (inputs, targets). The result is an estimate then and proves
+            nothing; without them the others' data are granted to the attacker.
         presence: bound as well how well anyone can tell whether a sample took part.
-        loss: what the client minimizes, as for `unsum.audit`, or a function of (what the model returns,
-            targets) that gives a number.
-        learning_rate, local_steps, epochs, momentum, weight_decay, buffers: how the client trains and what
-            it sends, as for `unsum.audit`.
-        client: instead, the client itself: a function from a `World` (inputs, targets) to `Played(noisy)`,
-            a mapping of tensors before the noise. Any optimizer and any number of steps will do.
-        batch, target, columns, weights, image_size: of data and models in files, as for `unsum.audit`.
+        loss: what the client minimizes, as for `unsum.audit`, or a function of (what the model
+            returns, targets) that gives a number.
+        learning_rate, local_steps, epochs, momentum, weight_decay, buffers: how the client trains
+            and what it sends, as for `unsum.audit`.
+        client: instead, the client itself: a function from a `World` (inputs, targets) to
+            `Played(noisy)`, a mapping of tensors before the noise. Any optimizer and any number of
+            steps will do.
+        batch, target, columns, weights, image_size: of data and models in files, as for
+            `unsum.audit`.
 
     Returns:
-        A `Ceiling`: `.samples` (B,) in the unit of `audit.leakages`, `.labels` (B,) the largest chance to
-        tell a label from its likeliest alternative, `.pairs` of worlds that this rests on.
+        A `Ceiling`: `.samples` (B,) in the unit of `audit.leakages`, `.labels` (B,) the largest
+        chance to tell a label from its likeliest alternative, `.pairs` of worlds that this rests
+        on.
 
     Examples:
         >>> import torch, unsum
@@ -116,16 +126,25 @@ def ceiling(
     check(pairs, level, noise, time_limit)
     chain = [defenses] if callable(defenses) or isinstance(defenses, str) else list(defenses)
     if not all(callable(part) for part in chain):
-        raise UnsumError(f"Defenses are objects such as unsum.Noise(0.1), or a list of them, not {defenses!r}.")
+        raise UnsumError(
+            f"Defenses are objects such as unsum.Noise(0.1), or a list of them, not {defenses!r}."
+        )
     if not isinstance(observer, Observer | None):
-        raise UnsumError(f'The observer is an unsum.Observer("aggregate", clients=10), say, not {observer!r}.')
+        raise UnsumError(
+            f'The observer is an unsum.Observer("aggregate", clients=10), say, not {observer!r}.'
+        )
     if isinstance(data, tuple) and len(data) != 2:
         raise UnsumError(f"Data are a pair, (inputs, targets), not a tuple of {len(data)}.")
     case = _case(model, data, batch, target, columns, weights, image_size, loss, seed)
-    trains = groups.ClientTraining(train, buffers, None, learning_rate, local_steps, epochs, momentum, weight_decay)
+    trains = groups.ClientTraining(
+        train, buffers, None, learning_rate, local_steps, epochs, momentum, weight_decay
+    )
     training = trains.training
     if case.text and (training is not None or buffers or loss is not None):
-        raise UnsumError("A client's text is played as one plain step; leave loss, buffers and local training out.")
+        raise UnsumError(
+            "A client's text is played as one plain step; leave loss, buffers and local training "
+            "out."
+        )
     where = torch.device(device or "cpu")
     case = replace(
         case,
@@ -150,10 +169,14 @@ def ceiling(
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def over_rounds(models: Iterable[nn.Module], data: Data, *, pairs: int = PAIRS, **how: Any) -> list[Ceiling]:
-    """What nobody can exceed after one round, two rounds, …: of a client that takes part in all of them with the same data.
+def over_rounds(
+    models: Iterable[nn.Module], data: Data, *, pairs: int = PAIRS, **how: Any
+) -> list[Ceiling]:
+    """What nobody can exceed after one round, two rounds, …: of a client that takes part in all of
+    them with the same data.
 
-    Squared distances add, from the same pairs of worlds in every round; the noise of each round is drawn anew.
+    Squared distances add, from the same pairs of worlds in every round; the noise of each round is
+    drawn anew.
 
     Args:
         models: what the server sent out in each round.
@@ -171,7 +194,9 @@ def over_rounds(models: Iterable[nn.Module], data: Data, *, pairs: int = PAIRS, 
     for model in models:
         one = ceiling(model, data, pairs=pairs, **how)
         if one.distances is None or one.unit == "text":
-            raise UnsumError("Rounds are added up for one step each, on photos, tables or other arrays.")
+            raise UnsumError(
+                "Rounds are added up for one step each, on photos, tables or other arrays."
+            )
         together = one.distances if together is None else together.joined(one.distances)
         seen = one.observer.sees(one.noise)
         rounds = len(found) + 1
@@ -179,7 +204,9 @@ def over_rounds(models: Iterable[nn.Module], data: Data, *, pairs: int = PAIRS, 
         limits = [limit.capped(cap) for limit in limits_of(together, seen)]
         added = of_limits(limits, noise=one.noise, unit=one.unit, observer=one.observer)
         worst = None if one.worst is None else one.worst.after(rounds)
-        found.append(replace(added, distances=together, worst=worst, why=one.why, seconds=one.seconds))
+        found.append(
+            replace(added, distances=together, worst=worst, why=one.why, seconds=one.seconds)
+        )
     return found
 
 
@@ -188,7 +215,9 @@ def _pool(others: Any, case: Simulation) -> World:
     if isinstance(others, tuple | Batch):
         inputs, targets = others if isinstance(others, tuple) else (others.images, others.targets)
     elif not isinstance(others, str | Path) or case.unit != "picture":
-        raise UnsumError('Other clients\' data are "photos", a folder of photos, or (inputs, targets).')
+        raise UnsumError(
+            'Other clients\' data are "photos", a folder of photos, or (inputs, targets).'
+        )
     else:
         classes, side = find_head(case.model)[1].out_features, case.inputs.shape[-1]
         if others == "photos":
@@ -197,15 +226,23 @@ def _pool(others: Any, case: Simulation) -> World:
         else:
             source = open_data(others)
             if not isinstance(source, Source):
-                raise UnsumError('Other clients\' data are "photos", a folder of photos, or (inputs, targets).')
+                raise UnsumError(
+                    'Other clients\' data are "photos", a folder of photos, or (inputs, targets).'
+                )
             batch = client_batch(source, min(len(source.names), _POOL), image_size=side)
         inputs, targets = batch.images, batch.targets % classes
     own = case.inputs.cpu()
     if inputs.shape[1:] == own.shape[1:]:
         new = [i for i, row in enumerate(inputs) if not any(torch.equal(row, mine) for mine in own)]
         inputs, targets = inputs[new], targets[new]
-    if inputs.shape[1:] != own.shape[1:] or targets.shape[1:] != case.targets.shape[1:] or len(inputs) < 2:
-        raise UnsumError("Other clients hold samples like this client's, at least two that are not its own.")
+    if (
+        inputs.shape[1:] != own.shape[1:]
+        or targets.shape[1:] != case.targets.shape[1:]
+        or len(inputs) < 2
+    ):
+        raise UnsumError(
+            "Other clients hold samples like this client's, at least two that are not its own."
+        )
     return World(inputs.to(case.inputs), targets.to(case.targets))
 
 
@@ -213,10 +250,14 @@ _POOL = 256  # [photos] of a folder that other clients' samples are drawn from
 _TENSORS = ("inputs", "targets", "mask", "segments")
 
 
-def check(pairs: int | None, level: float | None, noise: float | None, time_limit: float | None) -> None:
+def check(
+    pairs: int | None, level: float | None, noise: float | None, time_limit: float | None
+) -> None:
     """Refuse figures that say nothing."""
     if pairs is not None and pairs < 1:
-        raise UnsumError(f"A ceiling rests on pairs of worlds, at least 1 for each sample, not {pairs}.")
+        raise UnsumError(
+            f"A ceiling rests on pairs of worlds, at least 1 for each sample, not {pairs}."
+        )
     if level is not None and not 0 < level < 1:
         raise UnsumError(f"The level is a leakage between 0 and 1, not {level:g}.")
     if noise is not None and not 0 <= noise < float("inf"):
@@ -245,7 +286,9 @@ def _case(
     if not is_table(data) and _reads_text(model, data):
         given = text_inputs(inputs)
         tokens, labels, mask, segments = given.step
-        return Simulation(given.loaded.model, tokens, labels, text=True, mask=mask, segments=segments, seed=seed)
+        return Simulation(
+            given.loaded.model, tokens, labels, text=True, mask=mask, segments=segments, seed=seed
+        )
     if own_tensors:
         return Simulation(model, data[0], data[1], loss=loss, seed=seed)  # type: ignore[arg-type]
     loaded, own = inputs.simulated()

@@ -1,8 +1,10 @@
-"""The same round under other defenses, by the same attack: what an audit adds to its answer where that costs little.
+"""The same round under other defenses, by the same attack: what an audit adds to its answer where
+that costs little.
 
-Where no usual defense keeps every sample under the level and the labels unread, noise climbs a short ladder until it does, and
-a clip with noise is added that proves it for any data; what is under the level is priced by a small training. Settings that
-nobody can decide about are not under it. Every row has its ceiling: what keeps the attacks tried out proves nothing by itself.
+Where no usual defense keeps every sample under the level and the labels unread, noise climbs a
+short ladder until it does, and a clip with noise is added that proves it for any data; what is
+under the level is priced by a small training. Settings that nobody can decide about are not under
+it. Every row has its ceiling: what keeps the attacks tried out proves nothing by itself.
 """
 
 from __future__ import annotations
@@ -23,15 +25,25 @@ from unsum.ceiling.result import Ceiling
 from unsum.defend import Defense, Noise, parse_defense
 from unsum.running.deadline import out_of_time
 
-# One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than all of these together.
+# One of each common kind, at a usual strength. Not noise: it keeps the attack busy for longer than
+# all of these together.
 STANDARD = ("clip:1", "prune:0.9", "sign")
-# Noise on every entry, times the last layer's gradient: 10 times still gave parts of the embedded photos away, 30 times did not.
+# Noise on every entry, times the last layer's gradient: 10 times still gave parts of the embedded
+# photos away, 30 times did not.
 LADDER = (10.0, 30.0, 100.0, 1000.0)
-PATIENCE = 60.0  # seconds after which the ladder is climbed no further, and that one attack on it may take
-LITTLE = 10.0  # seconds; a round that took longer is tried under other defenses only when that is asked for
-CAPTURED = "The update was captured elsewhere; without the client's samples, no other defense can be tried on them."
+# seconds after which the ladder is climbed no further, and that one attack on it may take
+PATIENCE = 60.0
+# seconds; a round that took longer is tried under other defenses only when that is asked for
+LITTLE = 10.0
+CAPTURED = (
+    "The update was captured elsewhere; without the client's samples, no other defense can be "
+    "tried on them."
+)
 NOT_ASKED = "It was not asked for (--compare, or compare=True, adds it)."
-SLOW = "The attack on this round takes long, and once more for every defense; --compare tries them all the same."
+SLOW = (
+    "The attack on this round takes long, and once more for every defense; --compare tries them "
+    "all the same."
+)
 INTERRUPTED = "The audit was interrupted before other defenses were tried."
 Tried = tuple[list[Defense], Point]
 
@@ -40,7 +52,8 @@ _UNPRICED = "Measured only where every sample stays under the level, and without
 
 @dataclass(frozen=True)
 class Comparison:
-    """`points`: the round without defense, as audited, and under each other defense alone; `absent` says why not."""
+    """`points`: the round without defense, as audited, and under each other defense alone; `absent`
+    says why not."""
 
     points: list[Point] = field(default_factory=list)
     absent: str = NOT_ASKED
@@ -49,7 +62,8 @@ class Comparison:
     stopped: str = ""  # why stronger noise was not tried
 
     def label(self, i: int) -> str:
-        """How point `i` is called; the audited one is marked where it is not the one without defense."""
+        """How point `i` is called; the audited one is marked where it is not the one without
+        defense."""
         name = "no defense" if self.points[i].defenses == "none" else self.points[i].defenses
         return f"{name} (audited)" if i == 1 and self.audited_second else name
 
@@ -63,14 +77,23 @@ class Comparison:
         """The answer, one setting after the other: those that are proven first."""
         if not self.points:
             return []
-        level, under = percent(DEFAULT_LEVEL), [point for point in self.points if point.under(DEFAULT_LEVEL)]
+        level, under = (
+            percent(DEFAULT_LEVEL),
+            [point for point in self.points if point.under(DEFAULT_LEVEL)],
+        )
         proven = [point for point in self.points if point.proven(DEFAULT_LEVEL)]
         said = [
-            f"Proven: under {point.defenses} nobody reads {level} of any sample{_but_labels(point)}. {self._cost(point)}"
+            (
+                f"Proven: under {point.defenses} nobody reads {level} of any "
+                f"sample{_but_labels(point)}. {self._cost(point)}"
+            )
             for point in proven
         ]
         if self.points[0] in under and self.points[0] not in proven:
-            already = f"Without any defense, no attack tried reads {level} of a sample{_but_labels(self.points[0])}"
+            already = (
+                f"Without any defense, no attack tried reads {level} of a "
+                f"sample{_but_labels(self.points[0])}"
+            )
             return [*said, f"{already}; that is not proven."]
         unproven = [
             f"Unproven: the attacks tried read less than {level} under {point.defenses}, where "
@@ -78,7 +101,10 @@ class Comparison:
             for point in under
             if point not in proven
         ]
-        none = f"None of {'the others' if said else 'these'} keeps every sample under {level}{self.stopped}."
+        none = (
+            f"None of {'the others' if said else 'these'} keeps every sample under "
+            f"{level}{self.stopped}."
+        )
         return [*said, *(unproven or [none])]
 
     def _cost(self, point: Point) -> str:
@@ -86,7 +112,10 @@ class Comparison:
         if before is None or after is None:
             reason = point.untrained or self.points[0].untrained
             return f"What that costs in accuracy was not measured ({reason.rstrip('.')})."
-        lost = f"small network learns to {percent(after.mean)} accuracy under it instead of {percent(before.mean)}."
+        lost = (
+            f"small network learns to {percent(after.mean)} accuracy under it instead of "
+            f"{percent(before.mean)}."
+        )
         return f"It ruins the model: a {lost}" if ruins(before, after, self.chance) else f"A {lost}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,9 +143,11 @@ def compare(
     bounds: Bounds | None = None,
     own: Ceiling | None = None,
 ) -> Comparison:
-    """`wanted` None compares where it costs little: by the usual attack, on a round that did not take long.
+    """`wanted` None compares where it costs little: by the usual attack, on a round that did not
+    take long.
 
-    `bounds` give the ceiling of every row; without them there is none. `own` is that of the audited round.
+    `bounds` give the ceiling of every row; without them there is none. `own` is that of the audited
+    round.
     """
     if wanted is False:
         return Comparison(absent=NOT_ASKED)
@@ -130,7 +161,9 @@ def compare(
     if chain:
         tried.insert(0, ([], bench.defended([], None)))
     standard: list[list[Defense]] = [[parse_defense(text)] for text in STANDARD]
-    tried += [(other, bench.defended(other, None)) for other in standard if shown(other) != shown(chain)]
+    tried += [
+        (other, bench.defended(other, None)) for other in standard if shown(other) != shown(chain)
+    ]
     stopped = ""
     if not any(keeps_everything(point) for _, point in tried):
         quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
@@ -141,7 +174,8 @@ def compare(
             tried.append((proof, replace(bench, options=quick).defended(proof, None)))
     if bounds is not None:
         tried = [
-            (other, replace(point, **bounds.figures(other, own if other is chain else None))) for other, point in tried
+            (other, replace(point, **bounds.figures(other, own if other is chain else None)))
+            for other, point in tried
         ]
     pictures = photo_tiles()
     pricing = replace(bench, pictures=pictures)
@@ -151,11 +185,14 @@ def compare(
         replace(point, **(pricing.trained(other) if wanted_price else {"untrained": _UNPRICED}))
         for (other, point), wanted_price in zip(tried, under, strict=True)
     ]
-    return Comparison(priced, "", audited_second=bool(chain), chance=pictures.chance, stopped=stopped)
+    return Comparison(
+        priced, "", audited_second=bool(chain), chance=pictures.chance, stopped=stopped
+    )
 
 
 def _climb(bench: Bench, audited: list[Defense]) -> tuple[list[Tried], str]:
-    """Noise, stronger and stronger until samples and labels are kept; and why it ended before, if it did.
+    """Noise, stronger and stronger until samples and labels are kept; and why it ended before, if
+    it did.
 
     The noise that was audited did not keep them, and is not tried again.
     """

@@ -1,4 +1,5 @@
-"""How many samples of each class a client has, where many local steps hide who they are: counts, intervals, and the truth."""
+"""How many samples of each class a client has, where many local steps hide who they are: counts,
+intervals, and the truth."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class ClassShare:
 
 @dataclass(frozen=True)
 class LabelDistribution:
-    """All classes, the most frequent first; every interval holds the true value in a share `level` of all cases."""
+    """All classes, the most frequent first; every interval holds the true value in a share `level`
+    of all cases."""
 
     classes: list[ClassShare]
     samples: int | None
@@ -68,7 +70,11 @@ class LabelDistribution:
         """The most frequent classes, for a line."""
         shown = self.classes[:_SHOWN]
         parts = [f"{one.name}: {one.cells[0]} ({one.cells[1]})" for one in shown]
-        more = f"; {len(self.classes) - len(shown)} further classes" if len(self.classes) > len(shown) else ""
+        more = (
+            f"; {len(self.classes) - len(shown)} further classes"
+            if len(self.classes) > len(shown)
+            else ""
+        )
         of = f"of {self.samples} samples" if self.samples else "as shares"
         return f"Labels, {of}: {', '.join(parts)}{more}."
 
@@ -76,8 +82,9 @@ class LabelDistribution:
     def meaning(self) -> str:
         right = f"{100 * self.level:.0f} %"
         return (
-            f"After {self.steps} local steps samples are added up, and their labels are counted by the last layer's bias. "
-            f"An interval holds the true value in {right} of all cases, if the client trains as declared."
+            f"After {self.steps} local steps samples are added up, and their labels are counted by "
+            f"the last layer's bias. An interval holds the true value in {right} of all cases, if "
+            "the client trains as declared."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +93,8 @@ class LabelDistribution:
 
 
 def is_telling(counts: LabelCounts | None) -> bool:
-    """Whether the intervals place more than half of the labels: what is above the count in one class is missing in others."""
+    """Whether the intervals place more than half of the labels: what is above the count in one
+    class is missing in others."""
     if counts is None:
         return False
     total = float(counts.samples or 1)

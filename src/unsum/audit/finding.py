@@ -1,4 +1,5 @@
-"""One client's update, attacked: figures that a log can hold. There is no truth here; the certificate takes its place."""
+"""One client's update, attacked: figures that a log can hold. There is no truth here; the
+certificate takes its place."""
 
 from __future__ import annotations
 
@@ -21,15 +22,18 @@ Outcome = Literal["audited", "out of time", "failed", "client error"]
 
 @dataclass(frozen=True)
 class ClientFinding:
-    """What an audit made of one client in one round; without an answer where `outcome` is not "audited".
+    """What an audit made of one client in one round; without an answer where `outcome` is not
+    "audited".
 
-    `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update has it; NaN where it is not
-    decidable, as `reason` says. `expected` is what the attack expects to have got, vouched for or not: 1 − e² for a predicted
-    relative error e of the features. `read` names what the leakage is of: features, or the samples themselves.
-    Of `batch_size` samples found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
-    and so `label_counts`, are certified as well. `granted` is what the attacker was given: a server sees `num_examples`, so the
-    batch size is, where the client took one step. `cut_short` says that a search ended before it was done, `too_many_steps` how
-    few local steps would have been followed. `sha256` is of the file that the update came in, if it came in one.
+    `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update
+    has it; NaN where it is not decidable, as `reason` says. `expected` is what the attack expects
+    to have got, vouched for or not: 1 − e² for a predicted relative error e of the features. `read`
+    names what the leakage is of: features, or the samples themselves. Of `batch_size` samples found
+    `distinct` are no copies of one another; `counts_certain` says that the numbers of copies, and
+    so `label_counts`, are certified as well. `granted` is what the attacker was given: a server
+    sees `num_examples`, so the batch size is, where the client took one step. `cut_short` says that
+    a search ended before it was done, `too_many_steps` how few local steps would have been
+    followed. `sha256` is of the file that the update came in, if it came in one.
     """
 
     round: int
@@ -85,7 +89,9 @@ class ClientFinding:
     def to_dict(self) -> dict[str, Any]:
         """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
         counts = {str(label): count for label, count in self.label_counts.items()}
-        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
+        lists = {
+            name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)
+        }
         return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
 
 
@@ -110,7 +116,9 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
         statistics_layers=len(update.statistics.layers),
         local_steps=update.statistics.steps,
         cut_short=has(leak.notes, Code.CUT_SHORT),
-        too_many_steps=next((note for note in leak.notes if code_of(note) is Code.TOO_MANY_STEPS), ""),
+        too_many_steps=next(
+            (note for note in leak.notes if code_of(note) is Code.TOO_MANY_STEPS), ""
+        ),
         notes=(*update.notes, *leak.notes, *filter(None, [update.statistics.note])),
         reason=verdict.reason,
         granted=tuple(leak.knowledge.granted()),
@@ -126,8 +134,9 @@ def _label_counts(leak: Leak) -> dict[int, int]:
 
 
 def expected_leakage(leak: Leak) -> float:
-    """1 − e² for the error e that the attack estimates, whether it vouches for it or not; NaN where it estimates none, or where
-    little means nothing because no attack applies. No verdict: a client that holds back updates heeds it."""
+    """1 − e² for the error e that the attack estimates, whether it vouches for it or not; NaN where
+    it estimates none, or where little means nothing because no attack applies. No verdict: a client
+    that holds back updates heeds it."""
     if leak.inputs_exact is not None and bool(leak.inputs_exact.any()):
         return 1.0
     if math.isnan(leak.estimate):

@@ -1,5 +1,5 @@
-"""What `unsum.audit` and `unsum.sweep` take, in groups: the model's origin, the client's samples, how it
-trains, what the attacker is granted, and limits."""
+"""What `unsum.audit` and `unsum.sweep` take, in groups: the model's origin, the client's samples,
+how it trains, what the attacker is granted, and limits."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class ClientTraining:
     Args:
         train: its BatchNorm mode.
         buffers: it sends BatchNorm's running statistics along, as a whole state dict has them.
-        loss: what it minimizes, if not cross-entropy: `bce` (rows of several labels, or one output for
-            yes and no), `mse`, `focal:GAMMA`, or an object of `unsum.losses`. A function of what any
-            network returns and of targets of any kind is one too; then what applies to such a network
-            is tried.
-        learning_rate, local_steps, epochs, momentum, weight_decay: it takes several steps of SGD and
-            sends the change of its weights, as in FedAvg; `local_steps` counts those of all epochs
-            together (one an epoch by default), over equal parts of the batch, and the rate is 0.01
-            unless said.
+        loss: what it minimizes, if not cross-entropy: `bce` (rows of several labels, or one output
+            for yes and no), `mse`, `focal:GAMMA`, or an object of `unsum.losses`. A function of
+            what any network returns and of targets of any kind is one too; then what applies to
+            such a network is tried.
+        learning_rate, local_steps, epochs, momentum, weight_decay: it takes several steps of SGD
+            and sends the change of its weights, as in FedAvg; `local_steps` counts those of all
+            epochs together (one an epoch by default), over equal parts of the batch, and the rate
+            is 0.01 unless said.
     """
 
     train: bool = True
@@ -134,7 +134,8 @@ class Attacker:
 
     Args:
         attack: `auto` or the name of a separator.
-        label_rule: a rule that finds the labels first; without one the attack finds them its own way.
+        label_rule: a rule that finds the labels first; without one the attack finds them its own
+            way.
         refine: a mode that refines the inverse's pictures, as in `attack`.
         batch_size_known: grant the batch size.
         auxiliary: grant labeled samples of the attacker's own, which some label rules need.
@@ -152,7 +153,11 @@ class Attacker:
     server: str | None = None
 
     def options(
-        self, client: ClientTraining, limits: AuditLimits, device: torch.device | str | None, seed: int
+        self,
+        client: ClientTraining,
+        limits: AuditLimits,
+        device: torch.device | str | None,
+        seed: int,
     ) -> AttackOptions:
         """As attacks take them; refused before anything is computed."""
         wanted = {part.name: getattr(self, part.name) for part in fields(self)}
@@ -173,8 +178,8 @@ class AuditLimits:
     """How long an audit takes, and what it computes besides.
 
     Args:
-        time_limit: seconds for the attack, as in `attack`, 60 by default and `math.inf` for as long as
-            it takes; other defenses that are compared have as long, each.
+        time_limit: seconds for the attack, as in `attack`, 60 by default and `math.inf` for as long
+            as it takes; other defenses that are compared have as long, each.
         compare: play the round again under standard defenses, for the report; None does so where it
             costs little.
         ceiling: bound what any attacker can read, too; False leaves that out, and then nothing is
@@ -209,7 +214,9 @@ def grouped(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     For one more release: these were its arguments before there were groups.
     """
     own = signature(function).parameters
-    homes = {part.name: name for name, kind in GROUPS.items() if name in own for part in fields(kind)}
+    homes = {
+        part.name: name for name, kind in GROUPS.items() if name in own for part in fields(kind)
+    }
 
     @wraps(function)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
@@ -218,16 +225,22 @@ def grouped(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
         for name in old:
             if name not in homes:
                 hint = nearest(name, [*own, *homes])
-                raise TypeError(f"{function.__name__}() has no argument {name!r}; {hint}".rstrip("; "))
+                raise TypeError(
+                    f"{function.__name__}() has no argument {name!r}; {hint}".rstrip("; ")
+                )
         for group in dict.fromkeys(homes[name] for name in old):
             if group in given:
-                raise UnsumError(f"Give {_listed(old, homes, group)} within {group}=, not beside it.")
+                raise UnsumError(
+                    f"Give {_listed(old, homes, group)} within {group}=, not beside it."
+                )
             mine = {name: value for name, value in old.items() if homes[name] == group}
             given[group] = replace(GROUPS[group](), **mine)
-            written = f"{group}=unsum.{GROUPS[group].__name__}({', '.join(f'{name}=…' for name in mine)})"
+            written = (
+                f"{group}=unsum.{GROUPS[group].__name__}({', '.join(f'{name}=…' for name in mine)})"
+            )
             warnings.warn(
-                f"{_listed(old, homes, group)} of unsum.{function.__name__} stands in a group now: write "
-                f"{written}. The old form works for one more release.",
+                f"{_listed(old, homes, group)} of unsum.{function.__name__} stands in a group now: "
+                f"write {written}. The old form works for one more release.",
                 DeprecationWarning,
                 stacklevel=3,
             )

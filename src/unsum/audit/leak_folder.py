@@ -42,15 +42,25 @@ def leak_summary(leak: Leak, *, model: str, texts: list[str] | None = None) -> d
     )
 
 
-def write_leak(leak: Leak, folder: Path, *, model: str, texts: list[str] | None = None) -> list[Path]:
-    """`leak.safetensors`, `leak.json` and `sample-1.png` and so on where there are pictures; the files written."""
-    pictures = [] if leak.images is None else [f"sample-{place}.png" for place in range(1, len(leak.images) + 1)]
-    stale = set(folder.glob("sample-*.png"))  # an earlier leak's pictures must not stand beside this one
+def write_leak(
+    leak: Leak, folder: Path, *, model: str, texts: list[str] | None = None
+) -> list[Path]:
+    """`leak.safetensors`, `leak.json` and `sample-1.png` and so on where there are pictures; the
+    files written."""
+    pictures = (
+        []
+        if leak.images is None
+        else [f"sample-{place}.png" for place in range(1, len(leak.images) + 1)]
+    )
+    # an earlier leak's pictures must not stand beside this one
+    stale = set(folder.glob("sample-*.png"))
     summary = leak_summary(leak, model=model, texts=texts)
 
     def fill(part: Path) -> None:
         held = {name: getattr(leak, name) for name in _TENSORS if getattr(leak, name) is not None}
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()
+        }
         save_tensors(tensors, part / "leak.safetensors", {"unsum-leak": json.dumps(summary)})
         (part / "leak.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         for name, picture in zip(pictures, () if leak.images is None else leak.images, strict=True):

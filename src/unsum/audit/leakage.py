@@ -39,19 +39,30 @@ from unsum.leak import Attempt, Leak
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
 from unsum.score.pictures import picture_cosine, psnr
-from unsum.score.reference import DIVERSE, alike, distance, diverse_samples, flat, guess, others, public_picture
+from unsum.score.reference import (
+    DIVERSE,
+    alike,
+    distance,
+    diverse_samples,
+    flat,
+    guess,
+    others,
+    public_picture,
+)
 from unsum.showing.level import DEFAULT_LEVEL as DEFAULT_LEVEL
 
 WHOLE = 0.9  # leakage from which a sample is called given away; between the two, a part of it is
-ALIKE = 0.5  # share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
-_SAME = 1e-6  # of a sample's size: a layer that tells samples no further apart reads the same of all
+# share of a picture up to its tone, from which gradient matching's were recognized at 12 dB
+ALIKE = 0.5
+# of a sample's size: a layer that tells samples no further apart reads the same of all
+_SAME = 1e-6
 _TINY = 1e-30  # [squared distance] keeps a guess that is right from dividing by zero
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What came back of one sample, from 0 to 1: of its features and of the sample itself; NaN where nothing of the kind was read
-    or nobody knows.
+    """What came back of one sample, from 0 to 1: of its features and of the sample itself; NaN
+    where nothing of the kind was read or nobody knows.
 
     >>> Shares(features=1.0, sample=0.04).most, Shares(features=1.0, sample=0.04).read
     (1.0, 'features')
@@ -83,7 +94,8 @@ class Shares:
 
 @dataclass(frozen=True)
 class Truth:
-    """The client's samples and what the attacker could know of their kind, prepared once for all attacks.
+    """The client's samples and what the attacker could know of their kind, prepared once for all
+    attacks.
 
     `features` (B, H) are what reached the last layer, `public` (k, H) guesses at them.
     """
@@ -109,27 +121,39 @@ class Truth:
         return distance(guess(samples, public, self.diverse), samples).clamp_min(_TINY)
 
     def looks(self) -> list[float]:
-        """For every picture, the share that the guess leaves unexplained where brightness, tint and contrast do not count."""
+        """For every picture, the share that the guess leaves unexplained where brightness, tint and
+        contrast do not count."""
         if self.images.ndim != 4 or not bool(self.diverse.any()):
             return [1.0] * len(self.images)
         pictures = self.images.detach().cpu().double()
         means = others(pictures.flatten(1)).view_as(pictures)
-        cosines = [picture_cosine(mean, picture) for mean, picture in zip(means, pictures, strict=True)]
+        cosines = [
+            picture_cosine(mean, picture) for mean, picture in zip(means, pictures, strict=True)
+        ]
         left = [1 - cosine**2 if cosine > 0 else 1.0 for cosine in cosines]
         known = zip(left, self.diverse.tolist(), strict=True)
         return [share if counts and share >= DIVERSE else 1.0 for share, counts in known]
 
     def answers(self, scores: Sequence[SampleScore]) -> list[list[int]]:
-        """For every sample the answers that count for it: its partner, and those of samples that are alike."""
+        """For every sample the answers that count for it: its partner, and those of samples that
+        are alike."""
         places = [[j for j, near in enumerate(row) if near] for row in self.alike.tolist()]
-        return [sorted({found for j in row if (found := scores[j].found) is not None}) for row in places]
+        return [
+            sorted({found for j in row if (found := scores[j].found) is not None}) for row in places
+        ]
 
 
 def leakages(leak: Leak, scores: Sequence[SampleScore], truth: Truth) -> list[Shares]:
-    """What one attack got of every sample, from its answer and how that was paired with the truth."""
+    """What one attack got of every sample, from its answer and how that was paired with the
+    truth."""
     own = truth.answers(scores)
-    nothing = Shares(sample=0.0) if leak.pictures_first or truth.are_samples else Shares(features=0.0)
-    got, parts = [nothing] * len(scores), [_by_inputs(leak, truth, own), _by_pictures(leak, truth, own)]
+    nothing = (
+        Shares(sample=0.0) if leak.pictures_first or truth.are_samples else Shares(features=0.0)
+    )
+    got, parts = (
+        [nothing] * len(scores),
+        [_by_inputs(leak, truth, own), _by_pictures(leak, truth, own)],
+    )
     if (
         not leak.pictures_first
     ):  # features of pictures add nothing: in many a network any two pictures have similar ones
@@ -142,15 +166,17 @@ def leakages(leak: Leak, scores: Sequence[SampleScore], truth: Truth) -> list[Sh
 def leakages_of_answers(
     leak: Leak, answers: Tensor, read: Tensor, scores: Sequence[SampleScore], truth: Truth
 ) -> list[float]:
-    """How much of what a layer read of each sample is in the answers (n, d) for it, which stand in the leak's order."""
+    """How much of what a layer read of each sample is in the answers (n, d) for it, which stand in
+    the leak's order."""
     return _near(leak, answers, flat(read), truth.guessed(read, None), truth.answers(scores))
 
 
 def leakages_of_rows(rows: Tensor, read: Tensor, truth: Truth) -> list[float]:
-    """How much of each true input (B, d) of a dense layer is in the nearest of the (n, d) rows that were read there.
+    """How much of each true input (B, d) of a dense layer is in the nearest of the (n, d) rows that
+    were read there.
 
-    Less than a whole sample is a mixture of several, which nobody can tell from other mixtures, and counts for nothing. Neither
-    does a layer that reads the same of all samples.
+    Less than a whole sample is a mixture of several, which nobody can tell from other mixtures, and
+    counts for nothing. Neither does a layer that reads the same of all samples.
     """
     x, found = flat(read), flat(rows)
     guessed = truth.guessed(x, None)
@@ -161,10 +187,11 @@ def leakages_of_rows(rows: Tensor, read: Tensor, truth: Truth) -> list[float]:
 
 
 def vouched(leak: Leak, i: int) -> Shares:
-    """What the attack vouches for of found sample `i` where the truth is not known; NaN where it does not.
+    """What the attack vouches for of found sample `i` where the truth is not known; NaN where it
+    does not.
 
-    A certified input is the sample itself. Features with a certified relative error e leave e² of ‖f‖² unexplained, and no
-    answer at all takes the place of the guess.
+    A certified input is the sample itself. Features with a certified relative error e leave e² of
+    ‖f‖² unexplained, and no answer at all takes the place of the guess.
     """
     sample = 1.0 if leak.inputs_exact is not None and bool(leak.inputs_exact[i]) else math.nan
     return Shares(max(1 - leak.predicted_error**2, 0.0) if leak.exact else math.nan, sample)
@@ -192,21 +219,31 @@ def _by_features(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]
         cosines = torch.cosine_similarity(found[places], x[i : i + 1], dim=1)
         # The best multiple of f̂ leaves (1 − cos²) ‖f‖² unexplained.
         parts = torch.where(cosines > 0, 1 - (1 - cosines**2) / left[i], 0.0).tolist()
-        certified = (1 - (found[places] - x[i]).square().sum(1) / energy[i]).tolist() if leak.exact else []
+        certified = (
+            (1 - (found[places] - x[i]).square().sum(1) / energy[i]).tolist() if leak.exact else []
+        )
         shares.append(min(max([0.0, *parts, *certified]), 1.0))
-    return [Shares(sample=value) if truth.are_samples else Shares(features=value) for value in shares]
+    return [
+        Shares(sample=value) if truth.are_samples else Shares(features=value) for value in shares
+    ]
 
 
 def _by_inputs(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
     """On the inputs themselves, where they were read."""
     x = flat(truth.images)
-    if leak.inputs is None or not len(leak.inputs) or leak.inputs.shape[1:] != truth.images.shape[1:]:
+    if (
+        leak.inputs is None
+        or not len(leak.inputs)
+        or leak.inputs.shape[1:] != truth.images.shape[1:]
+    ):
         return [Shares()] * len(x)
     guessed = truth.guessed(truth.images, public_picture(truth.images))
     return [Shares(sample=value) for value in _near(leak, leak.inputs, x, guessed, own)]
 
 
-def _near(leak: Leak, answers: Tensor, x: Tensor, guessed: Tensor, own: list[list[int]]) -> list[float]:
+def _near(
+    leak: Leak, answers: Tensor, x: Tensor, guessed: Tensor, own: list[list[int]]
+) -> list[float]:
     """The leakage of every row of `x`, by the answers for it."""
     found, energy = flat(answers), x.square().sum(1).clamp_min(_TINY)
     sure = torch.zeros(len(found)) if leak.inputs_exact is None else leak.inputs_exact.cpu()
@@ -220,7 +257,11 @@ def _near(leak: Leak, answers: Tensor, x: Tensor, guessed: Tensor, own: list[lis
 
 def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]:
     """On pixels, and on pixels up to their tone."""
-    if leak.images is None or not len(leak.images) or leak.images.shape[1:] != truth.images.shape[1:]:
+    if (
+        leak.images is None
+        or not len(leak.images)
+        or leak.images.shape[1:] != truth.images.shape[1:]
+    ):
         return [Shares()] * len(truth.images)
     found, pictures = leak.images.detach().cpu().float(), truth.images.detach().cpu().float()
     size, looks = pictures[0].numel(), truth.looks()
@@ -233,7 +274,8 @@ def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]
             cosine = picture_cosine(found[j], pictures[i])
             known = cosine**2 if cosine > 0 else 0.0
             parts.append(1 - (1 - known) / looks[i])
-            if known >= ALIKE and 1 - known < looks[i]:  # recognizable, and nearer than a typical sample
+            # recognizable, and nearer than a typical sample
+            if known >= ALIKE and 1 - known < looks[i]:
                 parts.append(known)
         shares.append(min(max(parts), 1.0))
     return [Shares(sample=value) for value in shares]
@@ -245,7 +287,8 @@ def _larger(one: float, other: float) -> float:
 
 @dataclass(frozen=True)
 class LabelsNamed:
-    """How many labels were named, and how many of them are right; None where the truth is not known."""
+    """How many labels were named, and how many of them are right; None where the truth is not
+    known."""
 
     named: int
     right: int | None = None
@@ -258,7 +301,8 @@ class LabelsNamed:
 
 @dataclass(frozen=True)
 class Tried:
-    """`leakages` are of every true sample, and empty where the attack refused or the truth is not known.
+    """`leakages` are of every true sample, and empty where the attack refused or the truth is not
+    known.
 
     `remark` says why samples that it did not find may leak all the same, or why it refused.
     """
@@ -277,11 +321,15 @@ class Tried:
         leak = attempt.leak
         if attempt.labels is not None:
             right = None if labels is None else labels.right
-            return cls(attempt.method, remark=attempt.blind, labels=LabelsNamed(len(attempt.labels), right))
+            return cls(
+                attempt.method, remark=attempt.blind, labels=LabelsNamed(len(attempt.labels), right)
+            )
         if leak is None:
             return cls(attempt.method, refused=True, remark=attempt.refused)
         found = leak.batch_size
-        return cls(attempt.method, found, leakages, leak.exact, leak.predicted_error, remark=attempt.blind)
+        return cls(
+            attempt.method, found, leakages, leak.exact, leak.predicted_error, remark=attempt.blind
+        )
 
     @property
     def worst(self) -> float:
@@ -289,7 +337,8 @@ class Tried:
 
     @property
     def shown_worst(self) -> float:
-        """The largest leakage, NaN where that is little and the attack does not apply: never 0 %."""
+        """The largest leakage, NaN where that is little and the attack does not apply: never 0
+        %."""
         return math.nan if self.remark and self.worst < DEFAULT_LEVEL else self.worst
 
     @property
@@ -311,18 +360,30 @@ class Tried:
             return "no whole sample"
         if not self.leakages:
             sure = "certified" if self.exact else "not certified"
-            expects = "" if math.isnan(self.predicted_error) else f", predicted error {error(self.predicted_error)}"
+            expects = (
+                ""
+                if math.isnan(self.predicted_error)
+                else f", predicted error {error(self.predicted_error)}"
+            )
             return f"{sample_count(self.found)}, {sure}{expects}"
         over = sum(value >= DEFAULT_LEVEL for value in self.leakages)
         if over:
             return f"{over} of {len(self.leakages)} samples, up to {percent(self.worst)}"
-        return "nothing, and does not apply" if self.remark else f"nothing (at most {percent(self.worst)})"
+        return (
+            "nothing, and does not apply"
+            if self.remark
+            else f"nothing (at most {percent(self.worst)})"
+        )
 
 
 def strongest(tried: list[Tried], samples: int) -> list[str]:
     """For every sample the attack that got the most of it; of equals, the first."""
     answered = [one for one in tried if one.leakages]
     return [
-        max(((one.leakages[i], one.attack) for one in answered), key=lambda pair: pair[0], default=(0.0, ""))[1]
+        max(
+            ((one.leakages[i], one.attack) for one in answered),
+            key=lambda pair: pair[0],
+            default=(0.0, ""),
+        )[1]
         for i in range(samples)
     ]

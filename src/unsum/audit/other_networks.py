@@ -1,4 +1,5 @@
-"""Audits of networks without a linear head: updates are read by what applies, or nothing is decided.
+"""Audits of networks without a linear head: updates are read by what applies, or nothing is
+decided.
 
 What applies are the rows of dense layers, which give inputs away whatever the loss, and gradient
 matching, because the gradient of the client's loss is a function of inputs and targets. They have a
@@ -44,8 +45,12 @@ from unsum.score import SampleScore, score_samples, summarize
 from unsum.score.reference import are_pictures
 from unsum.update import Update
 
-_ABSENT = "The round was not played again under defenses: the network has no head that they are compared at."
-_UNSCORED = SampleScore(None, *(math.nan,) * 7)  # nothing was found that could be compared with a sample
+_ABSENT = (
+    "The round was not played again under defenses: the network has no head that they are compared "
+    "at."
+)
+# nothing was found that could be compared with a sample
+_UNSCORED = SampleScore(None, *(math.nan,) * 7)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,12 @@ class OtherClient:
         if not self.has_tensors or not are_pictures(self.inputs):
             return None
         form: Form = self.form or ("numbers" if self.targets.is_floating_point() else "classes")
-        return Protocol(self.loss or usual_loss, tuple(self.inputs.shape[1:]), tuple(self.targets.shape[1:]), form)
+        return Protocol(
+            self.loss or usual_loss,
+            tuple(self.inputs.shape[1:]),
+            tuple(self.targets.shape[1:]),
+            form,
+        )
 
 
 def audit_other(
@@ -109,16 +119,21 @@ def audit_other(
     named = declared(options.loss)
     form: Form | None = None
     if loss is None and named is not None:
-        loss, form = function_of(named), "shares" if isinstance(named, BinaryCrossEntropy) else "numbers"
+        loss, form = (
+            function_of(named),
+            "shares" if isinstance(named, BinaryCrossEntropy) else "numbers",
+        )
         if loss is None:
             raise UnsumError(
-                f"The loss {named.name!r} is known of classifiers with a linear head alone; give it as a function of the "
-                "model's output and the targets: unsum.audit(model, data, "
+                f"The loss {named.name!r} is known of classifiers with a linear head alone; give "
+                "it as a function of the model's output and the targets: unsum.audit(model, data, "
                 "client=unsum.ClientTraining(loss=function))."
             )
     if isinstance(given, Tensor) and isinstance(targets, Tensor):
         given, targets = given.to(options.device or "cpu"), targets.to(options.device or "cpu")
-    client = OtherClient(loaded.model.to(options.device), given, targets, loss, form, train, options)
+    client = OtherClient(
+        loaded.model.to(options.device), given, targets, loss, form, train, options
+    )
     torch.manual_seed(options.seed)
     update = client.update(given, targets)
     for part in ordered(chain):
@@ -144,7 +159,12 @@ def audit_other(
     weights = fingerprint(network.state_dict())
     made = Provenance.of(model=weights, data=own, update=update.gradients, privacy=privacy)
     samples = len(given)
-    how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command, "training": None}
+    how: dict[str, Any] = {
+        "train": train,
+        "defenses": shown(chain),
+        "command": command,
+        "training": None,
+    }
     return Audit(
         Setting.of(loaded.name, leak, options, samples=samples, provenance=made, **how),
         leak=leak,
@@ -192,10 +212,16 @@ def _scored(client: OtherClient, update: Update, leak: Leak) -> dict[str, Any]:
     best = _shares(sent, leak) or [Shares()] * len(x)
     for own in filter(None, got):
         best = [share.or_better(other) for share, other in zip(best, own, strict=True)]
-    tried = [Tried.of(one, [share.most for share in own]) for one, own in zip(leak.tried, got, strict=True)]
+    tried = [
+        Tried.of(one, [share.most for share in own])
+        for one, own in zip(leak.tried, got, strict=True)
+    ]
     undecided = without_head(client.model) or leak.undecided
     shares = [share.where_decided(not undecided) for share in best]
-    by = ["" if math.isnan(share.most) else name for share, name in zip(shares, strongest(tried, len(x)), strict=True)]
+    by = [
+        "" if math.isnan(share.most) else name
+        for share, name in zip(shares, strongest(tried, len(x)), strict=True)
+    ]
     leak = _given(leak, got)
     samples = _samples(sent, leak)
     titles = [f"sample {i + 1}" for i in range(len(x))]

@@ -1,4 +1,5 @@
-"""What a whole federated run gave away, client by client and round by round, on one page that opens from disk."""
+"""What a whole federated run gave away, client by client and round by round, on one page that opens
+from disk."""
 
 from __future__ import annotations
 
@@ -33,17 +34,27 @@ FEATURES = "features"  # what a finding reads where its leakage is not of the sa
 
 @dataclass(frozen=True)
 class Audited:
-    """One client in one round: the finding, and the labels counted where local steps hide the samples."""
+    """One client in one round: the finding, and the labels counted where local steps hide the
+    samples."""
 
     finding: ClientFinding
     counts: LabelCounts | None = None
 
     @property
     def told(self) -> str:
-        """The labels, the most frequent first; without numbers where the certificate does not cover them."""
+        """The labels, the most frequent first; without numbers where the certificate does not cover
+        them."""
         if self.counts is not None and self.counts.samples is not None:
-            rows = zip(self.counts.counts.tolist(), self.counts.low.tolist(), self.counts.high.tolist(), strict=True)
-            every = sorted(((int(n), c, int(low), int(high)) for c, (n, low, high) in enumerate(rows)), reverse=True)
+            rows = zip(
+                self.counts.counts.tolist(),
+                self.counts.low.tolist(),
+                self.counts.high.tolist(),
+                strict=True,
+            )
+            every = sorted(
+                ((int(n), c, int(low), int(high)) for c, (n, low, high) in enumerate(rows)),
+                reverse=True,
+            )
             return ", ".join(f"{c}: {n} ({low}–{high})" for n, c, low, high in every[:5] if high)
         found = sorted(self.finding.label_counts.items(), key=lambda item: (-item[1], item[0]))
         counts = not self.finding.exact or self.finding.counts_certain
@@ -51,7 +62,8 @@ class Audited:
 
     @property
     def why(self) -> str:
-        """Why samples were not found: how few local steps would be read, where there are too many."""
+        """Why samples were not found: how few local steps would be read, where there are too
+        many."""
         return (self.counts is not None and self.finding.too_many_steps) or self.finding.reason
 
 
@@ -96,9 +108,15 @@ class RunAudit:
             what = "features of samples" if read == {"features"} else "samples"
             return f"{self.leaking} of {total} updates give {what} away."
         if self.counted:
-            return f"The updates tell how many samples of each class a client has, in {self.counted} of {total} cases."
+            return (
+                f"The updates tell how many samples of each class a client has, in {self.counted} "
+                f"of {total} cases."
+            )
         if self.level == "unproven":
-            return f"No attack tried reads a sample out of any of {total} updates; nothing shows that others cannot."
+            return (
+                f"No attack tried reads a sample out of any of {total} updates; nothing shows that "
+                "others cannot."
+            )
         return f"Not decidable: of none of {total} updates it is known whether it leaks."
 
     @property
@@ -111,28 +129,45 @@ class RunAudit:
             distinct = "1 distinct sample" if samples == 1 else f"{samples} distinct samples"
             said.append(f"The attack vouches for {len(exact)} of them: {distinct} in all.")
         if self.counted:
-            said.append(f"Labels were counted in {_updates(self.counted)} whose samples could not be told apart.")
+            said.append(
+                f"Labels were counted in {_updates(self.counted)} whose samples could not be told "
+                "apart."
+            )
         statistics = sum(finding.statistics_layers > 0 for finding in findings)
         if statistics:
-            said.append(f"BatchNorm statistics of the client's own samples are in {_updates(statistics)}.")
+            said.append(
+                f"BatchNorm statistics of the client's own samples are in {_updates(statistics)}."
+            )
         unknown = sum(math.isnan(finding.leakage) for finding in findings)
         if unknown:
-            said.append(f"Of {_updates(unknown)} it is not decidable whether samples leak, which is not safe.")
+            said.append(
+                f"Of {_updates(unknown)} it is not decidable whether samples leak, which is not "
+                "safe."
+            )
         said += self.bounded
         failed = sum(finding.outcome == "failed" for finding in findings)
-        return [*said, *([f"{failed} could not be audited; the table says why."] if failed else []), *self.gaps]
+        return [
+            *said,
+            *([f"{failed} could not be audited; the table says why."] if failed else []),
+            *self.gaps,
+        ]
 
     @property
     def bounded(self) -> list[str]:
-        """What the ceilings say. They never make a run green: they are of a client with other data."""
+        """What the ceilings say. They never make a run green: they are of a client with other
+        data."""
         if not self.ceilings:
             return [f"{NEEDS_DATA} (--data, --defense)."]
         found = (one.finding for one in self.audited if one.finding.read != FEATURES)
         above = sum(one.leakage > self.ceiling_at(one.round) + SCATTER for one in found)
-        declared = f"Declared is {self.declared}; the ceiling holds if clients do that." if self.declared else ""
+        declared = (
+            f"Declared is {self.declared}; the ceiling holds if clients do that."
+            if self.declared
+            else ""
+        )
         more = (
-            f"In {_updates(above)} more was found than this ceiling, so that clients do not add the noise declared, or their "
-            "data differ from the data given."
+            f"In {_updates(above)} more was found than this ceiling, so that clients do not add "
+            "the noise declared, or their data differ from the data given."
         )
         said = [self.ceilings[-1].sentence, declared, more if above else ""]
         return [sentence for sentence in said if sentence]
@@ -144,7 +179,9 @@ class RunAudit:
 
     def interval_of(self, finding: ClientFinding) -> tuple[float, float]:
         """From what was found of the samples themselves to the ceiling."""
-        return (math.nan if finding.read == FEATURES else finding.leakage), self.ceiling_at(finding.round)
+        return (math.nan if finding.read == FEATURES else finding.leakage), self.ceiling_at(
+            finding.round
+        )
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
@@ -153,15 +190,28 @@ class RunAudit:
             | finite({"ceiling": self.ceiling_at(one.finding.round)})
             for one in self.audited
         ]
-        kept = ("model", "folder", "command", "seconds", "headline", "level", "sentences", "versions")
-        told = {name: getattr(self, name) for name in kept} | {"provenance": asdict(self.provenance)}
+        kept = (
+            "model",
+            "folder",
+            "command",
+            "seconds",
+            "headline",
+            "level",
+            "sentences",
+            "versions",
+        )
+        told = {name: getattr(self, name) for name in kept} | {
+            "provenance": asdict(self.provenance)
+        }
         told |= {"ceilings": [one.to_dict() for one in self.ceilings], "declared": self.declared}
         return {"schema": 1, "kind": "run", **told, "updates": rows}
 
     def write(self, folder: Path) -> Path:
         """`run.html`, `run.json` and `updates.csv`."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "run.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_text(
+            folder / "run.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        )
         write_csv(folder / CSV, (one.finding for one in self.audited), self.ceiling_at)
         return self.write_page(folder)
 
@@ -191,17 +241,27 @@ def _updates(count: int) -> str:
 
 
 def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -> dict[str, Any]:
-    """Where everything goes in the drawing: rounds to the right, leakage up; what is not decidable stands below the axis."""
-    numbers = sorted({one.finding.round for one in audited} | {one.round for one in ceilings}) or [1]
+    """Where everything goes in the drawing: rounds to the right, leakage up; what is not decidable
+    stands below the axis."""
+    numbers = sorted({one.finding.round for one in audited} | {one.round for one in ceilings}) or [
+        1
+    ]
     first, last = numbers[0], numbers[-1]
 
     def x(number: int) -> float:
         return round(
-            _LEFT + 20 + (_RIGHT - _LEFT - 40) * ((number - first) / (last - first) if last > first else 0.5), 1
+            _LEFT
+            + 20
+            + (_RIGHT - _LEFT - 40) * ((number - first) / (last - first) if last > first else 0.5),
+            1,
         )
 
     def y(value: float) -> float:
-        return _UNKNOWN if math.isnan(value) else round(_BOTTOM - (_BOTTOM - _TOP) * min(max(value, 0.0), 1.0), 1)
+        return (
+            _UNKNOWN
+            if math.isnan(value)
+            else round(_BOTTOM - (_BOTTOM - _TOP) * min(max(value, 0.0), 1.0), 1)
+        )
 
     lines: dict[str, list[ClientFinding]] = {}
     for one in audited:
@@ -210,18 +270,29 @@ def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -
         {
             "x": x(finding.round),
             "y": y(finding.leakage),
-            "kind": "unknown-dot" if math.isnan(finding.leakage) else "worst-dot" if finding.exact else "sample",
+            "kind": "unknown-dot"
+            if math.isnan(finding.leakage)
+            else "worst-dot"
+            if finding.exact
+            else "sample",
             "hint": f"client {finding.client}, round {finding.round}: "
             + ("not decidable" if math.isnan(finding.leakage) else finding.leaked),
         }
         for findings in lines.values()
         for finding in findings
     ]
-    caps = [(x(one.round), y(one.ceiling), f"round {one.round}: {one.sentence}") for one in ceilings]
+    caps = [
+        (x(one.round), y(one.ceiling), f"round {one.round}: {one.sentence}") for one in ceilings
+    ]
     every = range(first, last + 1)
-    ticks = [(x(number), number, number in numbers) for number in every[:: max(1, len(every) // 12)]]
+    ticks = [
+        (x(number), number, number in numbers) for number in every[:: max(1, len(every) // 12)]
+    ]
     return {
-        "paths": [_path([(f.round, x(f.round), y(f.leakage)) for f in findings]) for findings in lines.values()],
+        "paths": [
+            _path([(f.round, x(f.round), y(f.leakage)) for f in findings])
+            for findings in lines.values()
+        ],
         "dots": dots,
         "caps": caps,
         "cap_path": " ".join(f"{'L' if i else 'M'}{px} {py}" for i, (px, py, _) in enumerate(caps)),
@@ -230,7 +301,9 @@ def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -
         "level": y(DEFAULT_LEVEL),
         "unknown": _UNKNOWN,
         "frame": (_LEFT, _RIGHT, _TOP, _BOTTOM),
-        "summary": "; ".join([str(dot["hint"]) for dot in dots[:_CLIENTS]] + [hint for *_, hint in caps[-1:]]),
+        "summary": "; ".join(
+            [str(dot["hint"]) for dot in dots[:_CLIENTS]] + [hint for *_, hint in caps[-1:]]
+        ),
     }
 
 

@@ -17,7 +17,8 @@ _PER_LINE = 8  # pictures
 
 
 def picture_grid(audit: AuditResult) -> Image.Image:
-    """Originals above recovered pictures, eight pairs to a line; a sample that was not found stays gray.
+    """Originals above recovered pictures, eight pairs to a line; a sample that was not found stays
+    gray.
 
     Where the truth is not known, the recovered pictures stand alone.
     """
@@ -25,13 +26,18 @@ def picture_grid(audit: AuditResult) -> Image.Image:
     texts = (["private photo"] if audit.truth else []) + ["read back from the update"]
     columns, lines = min(len(shown), _PER_LINE), -(-len(shown) // _PER_LINE)
     line_height = len(texts) * (_TILE + _GAP) - _GAP + _CAPTION
-    page = Image.new("RGB", (_MARGIN + columns * (_TILE + _GAP), lines * line_height + _GAP), "white")
+    page = Image.new(
+        "RGB", (_MARGIN + columns * (_TILE + _GAP), lines * line_height + _GAP), "white"
+    )
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=15)
     for line in range(lines):
         top = _GAP + line * line_height
         for i, text in enumerate(texts):
             draw.multiline_text(
-                (_GAP, top + i * (_TILE + _GAP) + _TILE // 2 - 20), textwrap.fill(text, 10), "black", font
+                (_GAP, top + i * (_TILE + _GAP) + _TILE // 2 - 20),
+                textwrap.fill(text, 10),
+                "black",
+                font,
             )
     for i, row in enumerate(shown):
         left = _MARGIN + i % _PER_LINE * (_TILE + _GAP)

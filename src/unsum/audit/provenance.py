@@ -1,7 +1,8 @@
-"""Where a report comes from: its date, what exactly was audited (SHA-256), and the ε that the client's defenses promise, if any.
+"""Where a report comes from: its date, what exactly was audited (SHA-256), and the ε that the
+client's defenses promise, if any.
 
-A hash is of the numbers, whatever file they came in: for every tensor, in the order of their names, its name, kind and shape as
-text with a zero byte behind each, and its bytes.
+A hash is of the numbers, whatever file they came in: for every tensor, in the order of their names,
+its name, kind and shape as text with a zero byte behind each, and its bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ _ALONE = "for this update alone; every further round adds to it"
 
 @dataclass(frozen=True)
 class Privacy:
-    """`epsilon` at δ = `DELTA`, and a sentence that says for whom it holds, or why there is none."""
+    """`epsilon` at δ = `DELTA`, and a sentence that says for whom it holds, or why there is
+    none."""
 
     epsilon: float | None
     sentence: str
@@ -93,7 +95,8 @@ class Provenance:
         update: Mapping[str, Tensor] | None = None,
         privacy: Privacy = Privacy(None, CAPTURED),
     ) -> Provenance:
-        """Of an audit that is made now. `model` is the hash of its weights as the client got them: a round may change buffers."""
+        """Of an audit that is made now. `model` is the hash of its weights as the client got them:
+        a round may change buffers."""
         held, sent = ("" if tensors is None else fingerprint(tensors) for tensors in (data, update))
         date = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(date, model, held, sent, privacy.epsilon, privacy.sentence)
@@ -139,18 +142,23 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         kind = str(tensor.dtype).removeprefix("torch.")
         shape = "×".join(map(str, tensor.shape))
-        digest.update("".join(f"{part}\0" for part in (name, kind, shape)).encode("utf-8", "replace"))
+        digest.update(
+            "".join(f"{part}\0" for part in (name, kind, shape)).encode("utf-8", "replace")
+        )
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def promised(defenses: Iterable[Defense], *, steps: int = 1, tensors: int = 1, buffers: bool = False) -> Privacy:
+def promised(
+    defenses: Iterable[Defense], *, steps: int = 1, tensors: int = 1, buffers: bool = False
+) -> Privacy:
     """The ε of a chain whose mechanism is known: Gaussian noise on what was clipped, or DP-SGD.
 
     Args:
         steps: of the client's local training, in each of which DP-SGD adds its noise.
         tensors: of the update, which clipping by layers bounds one by one.
-        buffers: whether BatchNorm's statistics are sent along, which no defense on gradients covers.
+        buffers: whether BatchNorm's statistics are sent along, which no defense on gradients
+            covers.
     """
     parts = [part for one in ordered(list(defenses)) for part in _mechanism(one)]
     private = [part for part in parts if isinstance(part, DPSGD)]
@@ -164,7 +172,12 @@ def promised(defenses: Iterable[Defense], *, steps: int = 1, tensors: int = 1, b
         return _none("the samples are clipped one by one, and nothing adds noise")
     if private:
         blended = next(
-            (p for p in parts if p not in private and p not in after and not isinstance(p, SmoothLabels)), None
+            (
+                p
+                for p in parts
+                if p not in private and p not in after and not isinstance(p, SmoothLabels)
+            ),
+            None,
         )
         if blended is not None:
             return _none(f"{blended!r} comes before the samples are clipped one by one")
@@ -174,7 +187,11 @@ def promised(defenses: Iterable[Defense], *, steps: int = 1, tensors: int = 1, b
 
 def _of_noise(parts: list[object], tensors: int) -> Privacy:
     """Noise on the whole update, after what bounds its norm."""
-    noise = [place for place, part in enumerate(parts) if isinstance(part, Noise | Laplace) and part.strength > 0]
+    noise = [
+        place
+        for place, part in enumerate(parts)
+        if isinstance(part, Noise | Laplace) and part.strength > 0
+    ]
     clips = [place for place, part in enumerate(parts) if isinstance(part, Clip | ClipLayers)]
     if not noise:
         return _none("nothing adds noise" if clips else "nothing clips, and nothing adds noise")
@@ -183,9 +200,12 @@ def _of_noise(parts: list[object], tensors: int) -> Privacy:
     ratios = [ratio for place in noise if (ratio := _ratio(parts, place, tensors)) is not None]
     if ratios:
         return _some(min(ratios), "for whatever data this client may have")
-    if any(isinstance(part, Laplace) for part in parts) and not any(isinstance(part, Noise) for part in parts):
+    if any(isinstance(part, Laplace) for part in parts) and not any(
+        isinstance(part, Noise) for part in parts
+    ):
         return _none(
-            "clipping bounds the norm of the update, and Laplace noise needs a bound on the sum of its entries"
+            "clipping bounds the norm of the update, and Laplace noise needs a bound on the sum of "
+            "its entries"
         )
     return _none("the noise does not come right after what bounds the update's norm")
 
@@ -224,9 +244,11 @@ def _some(ratio: float, whom: str) -> Privacy:
 
 
 def gaussian_epsilon(ratio: float, delta: float) -> float:
-    """The least ε of Gaussian noise under which two answers lie `ratio` deviations apart, rounded up to three digits.
+    """The least ε of Gaussian noise under which two answers lie `ratio` deviations apart, rounded
+    up to three digits.
 
-    Balle and Wang (2018): δ = Φ(r/2 − ε/r) − e^ε Φ(−r/2 − ε/r). Several steps r₁, r₂, … are one of √(r₁² + r₂² + …).
+    Balle and Wang (2018): δ = Φ(r/2 − ε/r) − e^ε Φ(−r/2 − ε/r). Several steps r₁, r₂, … are one of
+    √(r₁² + r₂² + …).
 
     >>> gaussian_epsilon(1.0, 1e-5)
     4.38

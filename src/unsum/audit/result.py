@@ -1,4 +1,5 @@
-"""What an audit found, as data: what was audited, every sample beside what came back of it, and the verdict."""
+"""What an audit found, as data: what was audited, every sample beside what came back of it, and the
+verdict."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 @dataclass(frozen=True)
 class LayerDepth:
-    """A layer with weights, and whether what it read is known: it came back, or a layer below came back and the model tells."""
+    """A layer with weights, and whether what it read is known: it came back, or a layer below came
+    back and the model tells."""
 
     name: str
     read: bool = False
@@ -43,7 +45,8 @@ class LayerDepth:
 
 @dataclass(frozen=True)
 class DepthRead:
-    """How deep into the network the attack read: its layers from the input to the head; empty where nothing below the head."""
+    """How deep into the network the attack read: its layers from the input to the head; empty where
+    nothing below the head."""
 
     layers: Sequence[LayerDepth] = ()
     numbers: int = 0  # of each sample, that the deepest one read
@@ -66,9 +69,14 @@ class DepthRead:
 
     @property
     def sentence(self) -> str:
-        where = "the model's own input" if self.layers[0].read else f"what the layer {self.deepest.name!r} read"
+        where = (
+            "the model's own input"
+            if self.layers[0].read
+            else f"what the layer {self.deepest.name!r} read"
+        )
         return (
-            f"The attack read down to {where}: {self.numbers:,} numbers of each sample. Its notes say how sure it is."
+            f"The attack read down to {where}: {self.numbers:,} numbers of each sample. Its notes "
+            "say how sure it is."
         )
 
     def to_dict(self) -> list[dict[str, object]]:
@@ -76,7 +84,17 @@ class DepthRead:
 
 
 _ATTACK = (  # of a leak
-    *("method", "batch_size", "distinct", "counts_certain", "exact", "predicted_error", "residual", "scale", "seconds"),
+    *(
+        "method",
+        "batch_size",
+        "distinct",
+        "counts_certain",
+        "exact",
+        "predicted_error",
+        "residual",
+        "scale",
+        "seconds",
+    ),
     "notes",
 )
 SCHEMA_VERSION = "2.0"  # of result.json and sweep.json; described in schema/result.schema.json
@@ -97,7 +115,8 @@ class Setting:
     command: str
     versions: dict[str, str]
     loss: str | None = None  # as declared
-    training: dict[str, Any] | None = None  # local training as declared, see LocalTraining; None for one plain step
+    # local training as declared, see LocalTraining; None for one plain step
+    training: dict[str, Any] | None = None
     provenance: Provenance = field(default_factory=Provenance)
 
     @classmethod
@@ -138,7 +157,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """A true sample beside what was found of it; without the truth, a sample as the attack found it."""
+    """A true sample beside what was found of it; without the truth, a sample as the attack found
+    it."""
 
     title: str
     label: str | None  # the true one
@@ -181,8 +201,8 @@ class SampleRow:
 class AuditResult:
     """What the attack made of one update, beside the truth where the round was simulated.
 
-    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `shares` are empty, and every output
-    shows what the attack found and how far it vouches for it.
+    An update captured elsewhere has no truth: `truth` is None, `samples`, `scores` and `shares` are
+    empty, and every output shows what the attack found and how far it vouches for it.
     """
 
     setting: Setting
@@ -191,27 +211,35 @@ class AuditResult:
     samples: list[SampleScore]
     scores: dict[str, float]
     seconds: float
-    shares: list[Shares] = field(default_factory=list)  # of every true sample, by the strongest attacks
+    # of every true sample, by the strongest attacks
+    shares: list[Shares] = field(default_factory=list)
     by: list[str] = field(default_factory=list)  # which got the most of it
     tried: list[Tried] = field(default_factory=list)
     undecided: str = ""  # why samples that no attack found may leak all the same
-    class_names: list[str] = field(default_factory=list)  # where there is no truth to take them from
+    # where there is no truth to take them from
+    class_names: list[str] = field(default_factory=list)
     comparison: Comparison = field(default_factory=Comparison)
     texts: Texts | None = None  # of a language model's update, in the place of labels
     depth: DepthRead = field(default_factory=DepthRead)
     table: TableRows | None = None  # of a table's batch
     labels: LabelsRead | None = (
-        None  # by the attack that has most of them, as a multiset; None where the truth is not known
+        # by the attack that has most of them, as a multiset; None where the truth is not known
+        None
     )
-    occurred: list[RowsNamed] = field(default_factory=list)  # rows of embeddings that were named, beside the truth
+    # rows of embeddings that were named, beside the truth
+    occurred: list[RowsNamed] = field(default_factory=list)
     bound: Ceiling | None = None  # what nobody can exceed
     unbounded: str = ""  # why there is no ceiling
-    trained_on: str = ""  # a sentence where `truth` is not the client's own samples but what a defense made of them
+    # a sentence where `truth` is not the client's own samples but what a defense made of them
+    trained_on: str = ""
 
     def __post_init__(self) -> None:
         """Every sample carries its leakage: `report.samples[i].leakage` is `report.leakages[i]`."""
         if self.leakages:
-            own = [replace(row, leakage=value) for row, value in zip(self.samples, self.leakages, strict=True)]
+            own = [
+                replace(row, leakage=value)
+                for row, value in zip(self.samples, self.leakages, strict=True)
+            ]
             object.__setattr__(self, "samples", own)
 
     @property
@@ -265,9 +293,11 @@ class AuditResult:
 
     @property
     def rows(self) -> list[SampleRow]:
-        """One for every true sample; where the truth is not known, one for every sample that was found.
+        """One for every true sample; where the truth is not known, one for every sample that was
+        found.
 
-        Where only the labels of local steps were counted, samples that the attack made up of their sum are none.
+        Where only the labels of local steps were counted, samples that the attack made up of their
+        sum are none.
         """
         if self.truth is None and self.distribution is not None and self.verdict.level == "labels":
             return []
@@ -276,11 +306,16 @@ class AuditResult:
 
     @property
     def distribution(self) -> LabelDistribution | None:
-        """How many samples each class has, where local steps were counted, beside the truth where that is known."""
+        """How many samples each class has, where local steps were counted, beside the truth where
+        that is known."""
         counts = self.leak.label_counts
         if counts is None or self.texts is not None:
             return None
-        true = None if self.truth is None else target_rows(self.truth.targets, len(counts.counts)).argmax(1).tolist()
+        true = (
+            None
+            if self.truth is None
+            else target_rows(self.truth.targets, len(counts.counts)).argmax(1).tolist()
+        )
         return LabelDistribution.of(counts, self.class_name, true)
 
     def to_dict(self) -> dict[str, Any]:
@@ -317,29 +352,42 @@ class AuditResult:
             return self.texts.true[i]
         if not self.labeled:
             return _in_words(self.truth.targets[i])
-        return self._named(target_rows(self.truth.targets[i : i + 1], self.leak.targets.shape[1])[0])
+        return self._named(
+            target_rows(self.truth.targets[i : i + 1], self.leak.targets.shape[1])[0]
+        )
 
     def found_label(self, i: int) -> str | None:
         """What the attack takes true sample `i` for; without the truth, its own sample `i`."""
         found = i if self.truth is None else self.samples[i].found
-        if self.labels is not None and self.labeled and self.truth is not None and self.texts is None:
+        if (
+            self.labels is not None
+            and self.labeled
+            and self.truth is not None
+            and self.texts is None
+        ):
             place = self.samples[i].label_from
             return None if place is None else self._named(self.labels.rows[place])
         if found is None:
             return None
         if bool(self.leak.targets[found].isnan().any()):  # of a network that is no classifier
             return "estimated" if self.leak.knowledge.targets_of_any_kind is None else "granted"
-        return self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
+        return (
+            self._named(self.leak.targets[found]) if self.texts is None else self.texts.found[found]
+        )
 
     def _named(self, row: Tensor) -> str:
-        """A target row in words: its class, all its labels where they are no probabilities, or a single output's number."""
+        """A target row in words: its class, all its labels where they are no probabilities, or a
+        single output's number."""
         if len(row) == 1 and self.truth is not None and len(self.truth.class_names) == 2:
             return self.class_name(int(row > 0.5))  # one output that tells two classes apart
         if len(row) == 1:
             return f"{float(row):.3g}"
         if is_distribution(row):
             return self.class_name(int(row.argmax()))
-        return ", ".join(self.class_name(c) for c in (row > 0.5).nonzero()[:, 0].tolist()) or "no label"
+        return (
+            ", ".join(self.class_name(c) for c in (row > 0.5).nonzero()[:, 0].tolist())
+            or "no label"
+        )
 
     def class_name(self, number: int) -> str:
         names = self.class_names if self.truth is None else self.truth.class_names
@@ -357,7 +405,9 @@ class AuditResult:
             shares=vouched(self.leak, i) if truth is None else measured,
             score=score,
             original=None if truth is None or self.texts is not None else truth.images[i],
-            recovered=None if found is None or self.leak.images is None else self.leak.images[found],
+            recovered=None
+            if found is None or self.leak.images is None
+            else self.leak.images[found],
             by=self.by[i] if self.by else "",
             ceiling=math.nan if truth is None else self.ceilings[i],
             noun=self.sizes.noun,

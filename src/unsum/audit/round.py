@@ -1,4 +1,5 @@
-"""One round: the client trains and sends, the server attacks, and the answer is held against the truth."""
+"""One round: the client trains and sends, the server attacks, and the answer is held against the
+truth."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ from unsum.update import Update
 
 @dataclass(frozen=True)
 class Sent:
-    """The client's side: the model as it got it, what it trained on, and what it sent. The attack sees model and update."""
+    """The client's side: the model as it got it, what it trained on, and what it sent. The attack
+    sees model and update."""
 
     model: nn.Module
     images: Tensor  # as trained on: other ones where a defense blends them
@@ -76,7 +78,8 @@ class Sent:
 
     @cached_property
     def truth(self) -> Truth:
-        """What answers are held against; features of public data are those of the same model in the same mode."""
+        """What answers are held against; features of public data are those of the same model in the
+        same mode."""
         public, inputs = None, public_inputs(self.images)
         if inputs is not None:
             with suppress(
@@ -102,8 +105,8 @@ class Sent:
 class Compared:
     """An answer beside the truth, sample by sample in the truth's order.
 
-    `shares` are the most that any attack got of every sample, which `by` names. Where `undecided` says why nothing can be
-    decided, samples that no attack found have NaN: nobody knows.
+    `shares` are the most that any attack got of every sample, which `by` names. Where `undecided`
+    says why nothing can be decided, samples that no attack found have NaN: nobody knows.
     """
 
     leak: Leak
@@ -124,7 +127,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class Round(Compared):
-    """A whole round. `truth` is what the client trained on; a sentence says so where that is not its own samples."""
+    """A whole round. `truth` is what the client trained on; a sentence says so where that is not
+    its own samples."""
 
     truth: Batch
     trained_on: str
@@ -134,7 +138,8 @@ class Round(Compared):
 
 @dataclass(frozen=True, eq=False)
 class ClientCase:
-    """A client and who attacks it, whatever its defense. It minimizes the loss that the options declare."""
+    """A client and who attacks it, whatever its defense. It minimizes the loss that the options
+    declare."""
 
     model: nn.Module
     batch: Batch
@@ -165,7 +170,12 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
         if reader is not None:
             progress.say("Reading the layer that the server put in")
             leak = place(model, leak, reader, reader.read(sent.update))
-            own = Attempt(reader.name, leak, blind="several samples may have driven the same rows", at_head=False)
+            own = Attempt(
+                reader.name,
+                leak,
+                blind="several samples may have driven the same rows",
+                at_head=False,
+            )
             leak = replace(leak, tried=[*leak.tried, own])
     progress.say("Comparing with the truth")
     compared = compare_with_truth(sent, leak)
@@ -175,37 +185,54 @@ def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SIL
     truth = as_trained(batch, sent)
     trained_on = ""
     if not torch.equal(truth.images, batch.images.cpu()):
-        mixers = " | ".join(repr(part) for part in ordered(defenses) if getattr(part, "stage", None) == Stage.BATCH)
+        mixers = " | ".join(
+            repr(part) for part in ordered(defenses) if getattr(part, "stage", None) == Stage.BATCH
+        )
         trained_on = (
-            f"{mixers} blends the client's samples before it trains on them. What came back is compared with these blends, not "
-            "with single samples: each stands under the name of one of its two samples and the larger of its two labels."
+            f"{mixers} blends the client's samples before it trains on them. What came back is "
+            "compared with these blends, not with single samples: each stands under the name of "
+            "one of its two samples and the larger of its two labels."
         )
     rows = rows_of(model, leak, compared.shares, truth, sent.truth)
-    return Round(**vars(compared), truth=truth, trained_on=trained_on, update=sent.update, table=rows)
+    return Round(
+        **vars(compared), truth=truth, trained_on=trained_on, update=sent.update, table=rows
+    )
 
 
-def _with_matching(case: ClientCase, sent: Sent, compared: Compared, progress: Progress) -> Compared:
-    """The same after a search for small pictures, whose answer is the one given where it is above the level."""
+def _with_matching(
+    case: ClientCase, sent: Sent, compared: Compared, progress: Progress
+) -> Compared:
+    """The same after a search for small pictures, whose answer is the one given where it is above
+    the level."""
     leak, options = compared.leak, case.options.of_batch(len(sent.images))
     with in_mode(case.model, case.train):
         shape, granted = tuple(sent.images.shape[1:]), None if options.other_loss else sent.targets
-        more = match_as_last_resort(case.model, sent.update, leak, options, shape, progress, granted=granted)
+        more = match_as_last_resort(
+            case.model, sent.update, leak, options, shape, progress, granted=granted
+        )
     if not more:
         return compared
     tried = [*leak.tried, *more]
     for found in (attempt.leak for attempt in more if attempt.leak is not None):
         if any(share.most >= DEFAULT_LEVEL for share in shares_of(sent, found)):
-            return compare_with_truth(sent, replace(found, tried=tried, named=leak.named, occurred=leak.occurred))
+            return compare_with_truth(
+                sent, replace(found, tried=tried, named=leak.named, occurred=leak.occurred)
+            )
     notes = [*leak.notes, *(attempt.refused for attempt in more if attempt.refused)]
     return compare_with_truth(sent, replace(leak, tried=tried, notes=notes))
 
 
-def attacked(model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT) -> Leak:
-    """The attack's answer; one without samples, which says what was tried, where no attack can read the update."""
+def attacked(
+    model: nn.Module, update: Update, options: AttackOptions, progress: Progress = SILENT
+) -> Leak:
+    """The attack's answer; one without samples, which says what was tried, where no attack can read
+    the update."""
     try:
         return run_attack(model, update, options, progress)
     except NothingReadError as reason:
-        return with_occurred(model, update, unanswered(model, options.method, reason.tried, str(reason)))
+        return with_occurred(
+            model, update, unanswered(model, options.method, reason.tried, str(reason))
+        )
 
 
 def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str) -> Leak:
@@ -216,14 +243,15 @@ def unanswered(model: nn.Module, method: str, tried: list[Attempt], reason: str)
 
 
 def without_head(model: nn.Module) -> str:
-    """Why nothing can be decided about a network that is no classifier, and what to do; empty where it is one."""
+    """Why nothing can be decided about a network that is no classifier, and what to do; empty where
+    it is one."""
     try:
         find_head(model)
     except NoHeadError as reason:
         return Note(
-            f"the network has no linear head to start from ({reason.why}). Attacks on such networks "
-            "are not complete: treat its updates as the samples themselves, and protect them by noise "
-            "with a proven bound (dp) or by secure aggregation",
+            f"the network has no linear head to start from ({reason.why}). Attacks on such "
+            "networks are not complete: treat its updates as the samples themselves, and protect "
+            "them by noise with a proven bound (dp) or by secure aggregation",
             Code.NO_HEAD,
         )
     return ""
@@ -255,7 +283,8 @@ def send(
 
     def watch(number: int, step: ClientStep) -> None:
         if number < first_epoch:
-            with torch.random.fork_rng(), in_mode(step.model, train):  # dropout falls alike in the step itself
+            # dropout falls alike in the step itself
+            with torch.random.fork_rng(), in_mode(step.model, train):
                 seen.append((step.images, step.targets, collect_features(step.model, step.images)))
 
     update = train_locally(whole, training, defenses, watch=watch)
@@ -264,14 +293,17 @@ def send(
 
 
 def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
-    """Every attack that was tried is scored now that it is over, and the strongest counts for each sample."""
+    """Every attack that was tried is scored now that it is over, and the strongest counts for each
+    sample."""
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
     final = Attempt(leak.method, leak)
     attempts = leak.tried or [final]
     got = [shares_of(sent, attempt.leak) for attempt in attempts]
     read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
     rows = zip(attempts, got, read[1:], strict=True)
-    tried = [Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows]
+    tried = [
+        Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows
+    ]
     last = shares_of(sent, leak, samples)
     by = strongest([*tried, Tried.of(final, [share.most for share in last])], len(samples))
     undecided, best = why_undecided(sent, leak), last
@@ -280,7 +312,9 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     shares = [share.where_decided(not undecided) for share in best]
     by = ["" if math.isnan(share.most) else name for share, name in zip(shares, by, strict=True)]
     labels = max(read, key=lambda one: one.share)
-    samples = label_scores(samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1]))
+    samples = label_scores(
+        samples, labels.rows, target_rows(sent.targets.cpu(), leak.targets.shape[1])
+    )
     head = find_head(sent.model)[1]  # before the rows are watched: it may take passes of its own
     named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(head))
     further: dict[str, Any] = {"undecided": undecided, "labels": labels, "occurred": named}
@@ -300,18 +334,26 @@ def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:
 
 
 def why_undecided(sent: Sent, leak: Leak) -> str:
-    """Why samples that no attack found may leak all the same; empty where they do not leak to the attacks tried.
+    """Why samples that no attack found may leak all the same; empty where they do not leak to the
+    attacks tried.
 
-    The true batch size says more than the attack could know: noise may hide that there are more samples than directions.
+    The true batch size says more than the attack could know: noise may hide that there are more
+    samples than directions.
     """
     _, head = find_head(sent.model)
     crowd = too_many(len(sent.images), head.out_features, head.in_features, leak.loss)
-    if crowd and leak.tried and all(attempt.at_head or attempt.blind or attempt.refused for attempt in leak.tried):
+    if (
+        crowd
+        and leak.tried
+        and all(attempt.at_head or attempt.blind or attempt.refused for attempt in leak.tried)
+    ):
         return crowd
     return leak.undecided
 
 
-def shares_of(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None) -> list[Shares]:
+def shares_of(
+    sent: Sent, leak: Leak | None, samples: list[SampleScore] | None = None
+) -> list[Shares]:
     """Of every true sample: by features and pixels, and by rows read at dense layers."""
     if leak is None:
         return []
@@ -332,12 +374,16 @@ def shares_of(sent: Sent, leak: Leak | None, samples: list[SampleScore] | None =
         else:
             continue  # of what lies between, the features that it leads to are scored
         kind = "sample" if whole else "features"
-        got = [share.or_better(Shares(**{kind: value})) for share, value in zip(got, values, strict=True)]
+        got = [
+            share.or_better(Shares(**{kind: value}))
+            for share, value in zip(got, values, strict=True)
+        ]
     return got
 
 
 def _reads_codes(model: nn.Module, name: str) -> bool:
-    """Whether a layer reads embedded rows of a table, which are the rows themselves: each code is that of an embedding."""
+    """Whether a layer reads embedded rows of a table, which are the rows themselves: each code is
+    that of an embedding."""
     first = first_dense(model)
     return embeds(model) and first is not None and first[0] == name
 

@@ -8,14 +8,15 @@ from typing import Any
 from unsum.audit.wording import percent, sample_count
 
 NEEDS_DATA = (
-    "No ceiling was computed: nobody can play a client without data. Give samples of the clients' kind, as many as the "
-    "smallest client has, and the noise that clients declare"
+    "No ceiling was computed: nobody can play a client without data. Give samples of the clients' "
+    "kind, as many as the smallest client has, and the noise that clients declare"
 )
 
 
 @dataclass(frozen=True)
 class RoundCeiling:
-    """The largest `ceiling` of any of the `samples` of a stand-in client that took part in so many `rounds`."""
+    """The largest `ceiling` of any of the `samples` of a stand-in client that took part in so many
+    `rounds`."""
 
     round: int
     rounds: int
@@ -32,8 +33,9 @@ class RoundCeiling:
         if self.why:
             return f"{told}: {self.why[0].lower()}{self.why[1:]}"
         return (
-            f"{told}, for a client with {sample_count(self.samples)} like those given that takes part in each of them, under the "
-            f"noise declared ({self.pairs} pairs of worlds a round)."
+            f"{told}, for a client with {sample_count(self.samples)} like those given that takes "
+            f"part in each of them, under the noise declared ({self.pairs} pairs of worlds a "
+            "round)."
         )
 
     def to_dict(self) -> dict[str, Any]:

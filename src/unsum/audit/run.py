@@ -1,4 +1,5 @@
-"""Audit one round: a client trains on private photos, the server attacks its update, the result is scored."""
+"""Audit one round: a client trains on private photos, the server attacks its update, the result is
+scored."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from unsum.attack.options import AttackOptions
 from unsum.audit.bounds import NEEDS_SAMPLES, NOT_PROVEN, SHORT, Bounds
 from unsum.audit.compare import CAPTURED, Comparison
 from unsum.audit.compare import compare as under_others
-from unsum.audit.groups import Attacker, AuditLimits, ClientSamples, ClientTraining, Loading, grouped
+from unsum.audit.groups import (
+    Attacker,
+    AuditLimits,
+    ClientSamples,
+    ClientTraining,
+    Loading,
+    grouped,
+)
 from unsum.audit.inputs import Data, Inputs
 from unsum.audit.leakage import Tried
 from unsum.audit.other_networks import attacks_on, audit_other
@@ -42,7 +50,8 @@ from unsum.score import summarize
 from unsum.update import Update
 
 _BUFFERS = (
-    "The round was not played again under other defenses: they change gradients, and leave the buffers as they are."
+    "The round was not played again under other defenses: they change gradients, and leave the "
+    "buffers as they are."
 )
 _UNKNOWN = "unknown: the update was captured elsewhere"
 
@@ -65,27 +74,31 @@ def audit(
     command: str = "",
     progress: Progress = SILENT,
 ) -> Audit:
-    """What would one client update of this model give away, or what does one give away that was captured?
+    """What would one client update of this model give away, or what does one give away that was
+    captured?
 
-    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the best guess that needs no update (public data, or
-    the mean of the client's other samples where they differ).
+    Leakage of a sample x is 1 − ‖x̂ − x‖² / ‖m − x‖², with m the best guess that needs no update
+    (public data, or the mean of the client's other samples where they differ).
 
     Args:
-        model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`, `path/to/file.py:factory`, …), or
-            your own module (then give `data` or `update` too).
-        data: the client's private (images, targets), or where they lie: a folder, tar or npz, `torchvision:NAME:ROOT`, `hf:PATH`;
-            the embedded photos by default. A table is a .csv, .tsv or .parquet file, with its `target`. For a language model:
-            (n, L) token numbers, a list of texts, or a file with one text a line.
-        update: what a server received, instead of `data`: an `Update`, its file, or `Received(before=…, after=…)`. There is no
-            truth then, and the result holds what the attack itself vouches for.
+        model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`,
+            `path/to/file.py:factory`, …), or your own module (then give `data` or `update` too).
+        data: the client's private (images, targets), or where they lie: a folder, tar or npz,
+            `torchvision:NAME:ROOT`, `hf:PATH`; the embedded photos by default. A table is a .csv,
+            .tsv or .parquet file, with its `target`. For a language model: (n, L) token numbers, a
+            list of texts, or a file with one text a line.
+        update: what a server received, instead of `data`: an `Update`, its file, or
+            `Received(before=…, after=…)`. There is no truth then, and the result holds what the
+            attack itself vouches for.
         loading: where a model given by name comes from (`unsum.Loading`).
         samples: which samples the client has (`unsum.ClientSamples`).
         client: how it trains (`unsum.ClientTraining`).
-        attacker: what the attacker does and is granted (`unsum.Attacker`); nothing but the model and
-            the update by default.
+        attacker: what the attacker does and is granted (`unsum.Attacker`); nothing but the model
+            and the update by default.
         limits: how long that takes, and what is computed besides (`unsum.AuditLimits`).
         defenses: applied to the update before the server sees it.
-        progress: an `unsum.running.progress.Progress`, told the stages and the steps of attacks that iterate.
+        progress: an `unsum.running.progress.Progress`, told the stages and the steps of attacks
+            that iterate.
 
     Returns:
         An `Audit`; `audit.write("folder")` makes the report.
@@ -100,31 +113,42 @@ def audit(
         ('severe', True)
     """
     start = time.perf_counter()
-    progress.say("Loading the model and " + ("the client's samples" if update is None else "the update"))
+    progress.say(
+        "Loading the model and " + ("the client's samples" if update is None else "the update")
+    )
     options = attacker.options(client, limits, device, seed)
     training, server, loss = client.training, attacker.server, client.declared_loss
     inputs = Inputs(model, data, update, loading, samples, loss, seed)
     chain = [defenses] if isinstance(defenses, Defense) else list(defenses)
     if client.buffers and (update is not None or training is not None or is_text(model)):
         raise UnsumError(
-            "Buffers are sent along by a client that is simulated and takes one step on photos; leave buffers (--buffers) out."
+            "Buffers are sent along by a client that is simulated and takes one step on photos; "
+            "leave buffers (--buffers) out."
         )
     if update is not None:
         if data is not None or chain:
-            raise UnsumError("An update that was captured is attacked as it is; leave data and defenses out.")
+            raise UnsumError(
+                "An update that was captured is attacked as it is; leave data and defenses out."
+            )
         if training is not None:
             raise UnsumError(
-                "An update that was captured says how its client trained (Received(steps=…), Update.of_training); "
-                "leave the local training out."
+                "An update that was captured says how its client trained (Received(steps=…), "
+                "Update.of_training); leave the local training out."
             )
         if server is not None:
             raise UnsumError(
-                "A server can change the model only before the client trains; leave the captured update out."
+                "A server can change the model only before the client trains; leave the captured "
+                "update out."
             )
-        return _audit_captured(inputs, options, train=client.train, command=command, progress=progress)
+        return _audit_captured(
+            inputs, options, train=client.train, command=command, progress=progress
+        )
     if not is_table(data) and is_text(model):
         if server is not None or training is not None or loss is not None:
-            raise UnsumError("A client's text is played as one plain step; leave server, loss and local training out.")
+            raise UnsumError(
+                "A client's text is played as one plain step; leave server, loss and local "
+                "training out."
+            )
         return audit_text(
             inputs,
             chain,
@@ -154,21 +178,30 @@ def audit(
     if server is not None:
         network, reader = modify(network, server, shape=tuple(own.images.shape[1:]), seed=seed)
         name = f"{name}, changed by the server ({reader.name}: {reader.summary})"
-    bench = Bench(network, own, options, client.train, training, reader, client.buffers, progress=progress)
+    bench = Bench(
+        network, own, options, client.train, training, reader, client.buffers, progress=progress
+    )
     weights_sent = fingerprint(network.state_dict())
     played = play(bench, chain, progress)
     leak, told = played.leak, dict(vars(played))
     sent = told.pop("update")
     steps = 1 if training is None else training.steps or 1
     privacy = promised(chain, steps=steps, tensors=len(sent.gradients), buffers=client.buffers)
-    made = Provenance.of(model=weights_sent, data=samples_of(own), update=sent.gradients, privacy=privacy)
+    made = Provenance.of(
+        model=weights_sent, data=samples_of(own), update=sent.gradients, privacy=privacy
+    )
     bounds = Bounds.of(bench, level=limits.level, progress=progress)
     bound = None
     if limits.ceiling:
         progress.say("Playing the client in two worlds: what nobody can exceed")
         bound = bounds(chain)
     rows = Bounds.of(bench, seconds=SHORT, together=True) if limits.ceiling else None
-    how: dict[str, Any] = {"train": client.train, "training": training, "defenses": shown(chain), "command": command}
+    how: dict[str, Any] = {
+        "train": client.train,
+        "training": training,
+        "defenses": shown(chain),
+        "command": command,
+    }
     return Audit(
         Setting.of(name, leak, options, samples=len(own.images), provenance=made, **how),
         scores=summarize(leak, played.samples),
@@ -183,21 +216,29 @@ def audit(
     )
 
 
-def _audit_captured(inputs: Inputs, options: AttackOptions, *, train: bool, command: str, progress: Progress) -> Audit:
-    """Attack an update that came without the truth, and report what the attack itself vouches for."""
+def _audit_captured(
+    inputs: Inputs, options: AttackOptions, *, train: bool, command: str, progress: Progress
+) -> Audit:
+    """Attack an update that came without the truth, and report what the attack itself vouches
+    for."""
     start = time.perf_counter()
     loaded, update = inputs.captured()
     names = inputs.class_names(loaded.model)
     options = _of_size(inputs, update, options)
     how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
-    return _without_truth(inputs, loaded, update, options, names, defenses=_UNKNOWN, absent=CAPTURED, **how)
+    return _without_truth(
+        inputs, loaded, update, options, names, defenses=_UNKNOWN, absent=CAPTURED, **how
+    )
 
 
 def _of_size(inputs: Inputs, update: Update, options: AttackOptions) -> AttackOptions:
     if options.batch_size_known:
         size = inputs.samples.batch or update.batch_size
         if size is None:
-            raise UnsumError("The update does not record its batch size; say how many samples it is of (--batch).")
+            raise UnsumError(
+                "The update does not record its batch size; say how many samples it is of "
+                "(--batch)."
+            )
         return options.of_batch(size)
     return options
 
@@ -227,7 +268,12 @@ def _without_truth(
             leak = replace(leak, notes=[*update.notes, *leak.notes])
     texts = texts_of(leak, inputs.model)
     made = Provenance.of(model=fingerprint(network.state_dict()), update=sent.gradients)
-    how: dict[str, Any] = {"train": train, "defenses": defenses, "command": command, "training": update.training}
+    how: dict[str, Any] = {
+        "train": train,
+        "defenses": defenses,
+        "command": command,
+        "training": update.training,
+    }
     return Audit(
         Setting.of(loaded.name, leak, options, samples=leak.batch_size, provenance=made, **how),
         *(None, leak, [], {}, time.perf_counter() - start),

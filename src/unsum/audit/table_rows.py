@@ -20,7 +20,8 @@ _LISTED = 6  # categories that a sentence names
 
 @dataclass(frozen=True)
 class RecoveredRow:
-    """The cells of a true row, and of what was read in its place; `same` says which agree. No `found`: it was not read."""
+    """The cells of a true row, and of what was read in its place; `same` says which agree. No
+    `found`: it was not read."""
 
     title: str
     true: list[str]
@@ -32,12 +33,18 @@ class RecoveredRow:
         return bool(self.same) and all(self.same)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"title": self.title, "true": self.true, "recovered": self.found, "cells_right": sum(self.same)}
+        return {
+            "title": self.title,
+            "true": self.true,
+            "recovered": self.found,
+            "cells_right": sum(self.same),
+        }
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """All rows of the client's batch, in its order, and the categories that gradients of embeddings name."""
+    """All rows of the client's batch, in its order, and the categories that gradients of embeddings
+    name."""
 
     columns: list[str]
     rows: list[RecoveredRow]
@@ -55,18 +62,25 @@ class TableRows:
 
     @property
     def sentences(self) -> list[str]:
-        exact, read = sum(row.exact for row in self.rows), sum(row.found is not None for row in self.rows)
+        exact, read = (
+            sum(row.exact for row in self.rows),
+            sum(row.found is not None for row in self.rows),
+        )
         cells, right = len(self.rows) * len(self.columns), sum(sum(row.same) for row in self.rows)
         of_them = f"; {read} of them were read" if read < len(self.rows) else ""
         said = [
-            f"{exact} of {len(self.rows)} rows came back in every cell, and {right} of {cells} cells in all{of_them}."
+            (
+                f"{exact} of {len(self.rows)} rows came back in every cell, and {right} of {cells} "
+                f"cells in all{of_them}."
+            )
             if read
             else f"None of the {len(self.rows)} rows was read."
         ]
         for column, values in self.named.items():
             more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
             said.append(
-                f"The gradient of the embedding of {column!r} names what occurs: {', '.join(values[:_LISTED])}{more}."
+                f"The gradient of the embedding of {column!r} names what occurs: "
+                f"{', '.join(values[:_LISTED])}{more}."
             )
         return said
 
@@ -80,9 +94,12 @@ class TableRows:
         }
 
 
-def rows_of(model: nn.Module, leak: Leak, shares: Sequence[Shares], batch: Batch, held: Truth) -> TableRows | None:
-    """What came back of every row that leaks itself, by its `shares`: of all attacks' answers, and of rows that some unit saw
-    alone, the nearest. A row of which only features came back was not read.
+def rows_of(
+    model: nn.Module, leak: Leak, shares: Sequence[Shares], batch: Batch, held: Truth
+) -> TableRows | None:
+    """What came back of every row that leaks itself, by its `shares`: of all attacks' answers, and
+    of rows that some unit saw alone, the nearest. A row of which only features came back was not
+    read.
 
     None where the batch is no table's.
     """
@@ -106,8 +123,13 @@ def rows_of(model: nn.Module, leak: Leak, shares: Sequence[Shares], batch: Batch
     none = torch.zeros(0, schema.width, dtype=torch.float64)
     found = torch.cat([none, *(part for each in answers if (part := answered(each)) is not None)])
     # Rows of every attack that was tried that reads them one by one, mixtures among them.
-    alone = torch.cat([none, *(part for each in answers if (part := at_first(each.readings)) is not None)])
-    truth, best = schema.decode(inputs), leakages_of_rows(alone, inputs, held) if len(alone) else [0.0] * len(inputs)
+    alone = torch.cat(
+        [none, *(part for each in answers if (part := at_first(each.readings)) is not None)]
+    )
+    truth, best = (
+        schema.decode(inputs),
+        leakages_of_rows(alone, inputs, held) if len(alone) else [0.0] * len(inputs),
+    )
     rows = []
     for place, (title, share) in enumerate(zip(batch.titles, shares, strict=True)):
         x = inputs[place].double().cpu()
@@ -117,7 +139,10 @@ def rows_of(model: nn.Module, leak: Leak, shares: Sequence[Shares], batch: Batch
             rows.append(RecoveredRow(title, truth[place], None, []))
             continue
         cells = schema.decode(candidates[(candidates - x).square().sum(1).argmin()][None])[0]
-        same = [column.same(*pair) for column, *pair in zip(schema.columns, cells, truth[place], strict=True)]
+        same = [
+            column.same(*pair)
+            for column, *pair in zip(schema.columns, cells, truth[place], strict=True)
+        ]
         rows.append(RecoveredRow(title, truth[place], cells, same))
     return TableRows([column.name for column in schema.columns], rows, _named(model, leak, schema))
 

@@ -1,4 +1,5 @@
-"""The audit of a language model: a client's sentences, what one update gives away of them, and the verdict over it."""
+"""The audit of a language model: a client's sentences, what one update gives away of them, and the
+verdict over it."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ from unsum.score import SampleScore
 from unsum.score.occurred import rows_named
 from unsum.score.text import pair_text, score_text
 
-_NOT_FOR_TEXT = "Text is audited under the defense that it is given; other ones are tried on photos and tables."
+_NOT_FOR_TEXT = (
+    "Text is audited under the defense that it is given; other ones are tried on photos and tables."
+)
 _NAN = float("nan")
 
 
@@ -75,10 +78,15 @@ def text_inputs(given: Inputs) -> TextInputs:
     else:
         loaded = own_model(given.model, given.loading.weights)
         if given.data is None:
-            raise UnsumError("Give data=tokens, (n, L) token numbers, along with your own language model.")
+            raise UnsumError(
+                "Give data=tokens, (n, L) token numbers, along with your own language model."
+            )
     data: Any = given.data[0] if isinstance(given.data, tuple) else given.data
     if isinstance(data, Batch):
-        raise UnsumError("A language model takes text: (n, L) token numbers, or a file with one text in each line.")
+        raise UnsumError(
+            "A language model takes text: (n, L) token numbers, or a file with one text in each "
+            "line."
+        )
     tokenizer = tokenizer_of(given.model)
     network, framed = loaded.model, task_of(loaded.model) is not TextTask.NEXT
     batch = text_batch(
@@ -103,15 +111,21 @@ def _step(network: nn.Module, tokenizer: Tokenizer, batch: TextBatch, seed: int)
         hidden = tokenizer.special("mask")
         if hidden is None:
             raise UnsumError(
-                "A model of masked tokens needs its tokenizer, with a mask token, in its folder; save it there."
+                "A model of masked tokens needs its tokenizer, with a mask token, in its folder; "
+                "save it there."
             )
         return batch.masked(hidden, seed, padding)
     if known is None and len(batch.sequences) > 1:
-        raise UnsumError("The classifier takes one text at a time: its config.json names no pad_token_id; set one.")
+        raise UnsumError(
+            "The classifier takes one text at a time: its config.json names no pad_token_id; set "
+            "one."
+        )
     classes = find_head(network)[1].out_features
     wrong = [label for label in batch.classes if label is not None and not 0 <= label < classes]
     if wrong:
-        raise UnsumError(f"The data hold the label {wrong[0]}, and the model's classes are 0…{classes - 1}.")
+        raise UnsumError(
+            f"The data hold the label {wrong[0]}, and the model's classes are 0…{classes - 1}."
+        )
     return batch.classified(classes, padding)
 
 
@@ -134,14 +148,19 @@ def audit_text(
     torch.manual_seed(options.seed)
     step = inputs.step
     tokens, labels = step.tokens.to(options.device), step.labels.to(options.device)
-    mask, segments = (None if part is None else part.to(options.device) for part in (step.mask, step.segments))
-    update = capture_text(network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain)
+    mask, segments = (
+        None if part is None else part.to(options.device) for part in (step.mask, step.segments)
+    )
+    update = capture_text(
+        network, tokens, labels, mask=mask, segments=segments, train=train, defenses=chain
+    )
     samples = int((targets(task_of(network), inputs.step.labels) >= 0).sum())
     with in_mode(network, train):
         leak = attacked(network, update, options.of_batch(samples), progress)
     pairs = pair_text(leak.tokens or [], batch.sequences)
     shares = [share for _, share, _ in pairs]
-    # Where no text came back, that is no measurement: dropout or too many positions end the attack on text, not the leak.
+    # Where no text came back, that is no measurement: dropout or too many positions end the attack
+    # on text, not the leak.
     decided = max(shares) >= DEFAULT_LEVEL
     made = Provenance.of(
         model=fingerprint(network.state_dict()),
@@ -150,17 +169,36 @@ def audit_text(
         privacy=promised(chain, tensors=len(update.gradients)),
     )
     how: dict[str, Any] = {"train": train, "defenses": shown(chain), "command": command}
-    case = Simulation(network, tokens, labels, train=train, text=True, mask=mask, segments=segments, seed=options.seed)
+    case = Simulation(
+        network,
+        tokens,
+        labels,
+        train=train,
+        text=True,
+        mask=mask,
+        segments=segments,
+        seed=options.seed,
+    )
     bounds = Bounds(case, DEFAULT_LEVEL if level is None else level, progress=progress)
     if proving:
         progress.say("Playing the client in two worlds: what nobody can exceed")
     bound = bounds(chain) if proving else None
     return Audit(
-        Setting.of(inputs.loaded.name, leak, options, samples=len(batch.texts), provenance=made, **how),
-        Batch(tokens.cpu(), torch.zeros(len(tokens)), [f"text {i + 1}" for i in range(len(tokens))], []),
+        Setting.of(
+            inputs.loaded.name, leak, options, samples=len(batch.texts), provenance=made, **how
+        ),
+        Batch(
+            tokens.cpu(),
+            torch.zeros(len(tokens)),
+            [f"text {i + 1}" for i in range(len(tokens))],
+            [],
+        ),
         leak,
         # A text has no features or pixels of its own to measure.
-        [SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN) for found, _, whole in pairs],
+        [
+            SampleScore(found, float(whole), _NAN, _NAN, _NAN, _NAN, _NAN, _NAN)
+            for found, _, whole in pairs
+        ],
         {} if leak.tokens is None else score_text(leak.tokens, batch.sequences),
         time.perf_counter() - start,
         shares=[Shares(sample=share if decided else _NAN) for share in shares],
@@ -170,7 +208,9 @@ def audit_text(
         comparison=Comparison(absent=_NOT_FOR_TEXT),
         bound=bound,
         unbounded=bounds.absent if proving else NOT_PROVEN,
-        texts=Texts(batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)),
+        texts=Texts(
+            batch.texts, texts_of(leak, given.model) or [], _tokens_alone(leak, batch.sequences)
+        ),
     )
 
 
@@ -183,8 +223,13 @@ def _read(network: nn.Module, tokens: Tensor, mask: Tensor | None, train: bool) 
 
 
 def _shares(leak: Leak | None, sequences: Sequence[Sequence[int]]) -> list[float]:
-    """How much of each text one attack found in its place; nothing is known of one that looks for no order."""
-    return [] if leak is None or leak.tokens is None else [share for _, share, _ in pair_text(leak.tokens, sequences)]
+    """How much of each text one attack found in its place; nothing is known of one that looks for
+    no order."""
+    return (
+        []
+        if leak is None or leak.tokens is None
+        else [share for _, share, _ in pair_text(leak.tokens, sequences)]
+    )
 
 
 def texts_of(leak: Leak, model: nn.Module | str) -> list[str] | None:

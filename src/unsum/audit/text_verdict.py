@@ -1,6 +1,7 @@
 """Texts beside what came back of them, and the verdict over a language model's update.
 
-The leakage of a text is the share of its tokens that were found in their place: 1 is the text itself.
+The leakage of a text is the share of its tokens that were found in their place: 1 is the text
+itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from dataclasses import dataclass
 
 from unsum.audit import ceiling_words
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
-from unsum.audit.verdict import OCCURRED, UNVOUCHED, Verdict, certificate, count, level_by, named_alone
+from unsum.audit.verdict import (
+    OCCURRED,
+    UNVOUCHED,
+    Verdict,
+    certificate,
+    count,
+    level_by,
+    named_alone,
+)
 from unsum.audit.wording import percent
 from unsum.ceiling.result import Ceiling
 from unsum.leak import Leak
@@ -20,7 +29,8 @@ from unsum.score.occurred import RowsNamed
 
 @dataclass(frozen=True)
 class Texts:
-    """What the client trained on (empty where nobody knows) and what was found, in the attacker's order."""
+    """What the client trained on (empty where nobody knows) and what was found, in the attacker's
+    order."""
 
     true: list[str]
     found: list[str]
@@ -37,28 +47,46 @@ class Texts:
         rows = [named.sentence for named in occurred]
         if not self.true:
             found = len(self.found)
-            details = [f"Found in the update: {found} {'text' if found == 1 else 'texts'}.", certificate(leak)]
+            details = [
+                f"Found in the update: {found} {'text' if found == 1 else 'texts'}.",
+                certificate(leak),
+            ]
             if leak.exact and found:
                 headline = "This update gives away every text that was found in it."
                 return Verdict("severe", 1.0, headline, details, read="text")
             if leak.occurred:
                 named = [*details, *named_alone(leak)]
-                return Verdict("labels", math.nan, f"{OCCURRED}; whether more cannot be decided.", named, read="words")
+                return Verdict(
+                    "labels",
+                    math.nan,
+                    f"{OCCURRED}; whether more cannot be decided.",
+                    named,
+                    read="words",
+                )
             return Verdict.undecided(UNVOUCHED, details)
         total, leakages = len(self.true), [share.most for share in shares]
         whole, part = count(leakages, WHOLE), count(leakages)
         known = [value for value in leakages if not math.isnan(value)]
         mean, most = (math.fsum(known) / len(known), max(known)) if known else (math.nan, math.nan)
         figure = (
-            percent(mean) if percent(mean) == percent(most) else f"{percent(mean)} on average, up to {percent(most)},"
+            percent(mean)
+            if percent(mean) == percent(most)
+            else f"{percent(mean)} on average, up to {percent(most)},"
         )
         amount = f"{figure} of a text's tokens were found in their place."
-        details = [amount, certificate(leak), *rows, *([] if bound is None else [ceiling_words.beside(bound)])]
+        details = [
+            amount,
+            certificate(leak),
+            *rows,
+            *([] if bound is None else [ceiling_words.beside(bound)]),
+        ]
         alarm = "" if bound is None else ceiling_words.exceeded(leakages, bound)
         if part:
             given = _texts(whole, total) if whole else f"a part of {_texts(part, total)}"
             headline = f"This update gives away {given}."
-            return Verdict(level_by(shares), part / total, headline, details, read="text", alarm=alarm)
+            return Verdict(
+                level_by(shares), part / total, headline, details, read="text", alarm=alarm
+            )
         headline = "This update gives away the words of the texts, in no order."
         if self.tokens_alone >= DEFAULT_LEVEL:
             words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."

@@ -1,11 +1,13 @@
 """What the figures mean, in words an officer can sign.
 
-Two figures and one level decide headline, color, share and gate alike: what was read of every sample (found,
-`unsum.audit.leakage`) and what nobody can exceed (its ceiling, `unsum.ceiling`). Four states:
+Two figures and one level decide headline, color, share and gate alike: what was read of every
+sample (found, `unsum.audit.leakage`) and what nobody can exceed (its ceiling, `unsum.ceiling`).
+Four states:
 
 leaks          found is at the level or above
 protected      every ceiling is below the level: nobody can read more, whatever is tried
-unproven       found is below the level, the ceiling is not: no attack tried reads it, and nothing shows that others cannot
+unproven       found is below the level, the ceiling is not: no attack tried reads it, and nothing
+               shows that others cannot
 not decidable  the attacks do not apply, and no ceiling says more
 
 What cannot be decided is never 0 %, and passes no gate.
@@ -41,7 +43,8 @@ NOT_DECIDABLE: State = "not decidable"
 _STATES: dict[Level, State] = {
     "severe": LEAKS,
     "partial": LEAKS,
-    "features": LEAKS,  # and the samples themselves do not: what was made of the features is little or nothing
+    # and the samples themselves do not: what was made of the features is little or nothing
+    "features": LEAKS,
     "labels": LEAKS,
     "unproven": UNPROVEN,
     "protected": PROTECTED,
@@ -60,10 +63,12 @@ UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
 @dataclass(frozen=True)
 class Verdict:
-    """`share` is how many of the samples leak `DEFAULT_LEVEL` or more, from 0 to 1, and NaN where that cannot be decided.
+    """`share` is how many of the samples leak `DEFAULT_LEVEL` or more, from 0 to 1, and NaN where
+    that cannot be decided.
 
-    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty otherwise. `read` names what
-    was read: features, picture, row, sample, text, words or labels; empty where nothing leaks.
+    `headline` says it in one sentence, `details` why; `reason` is why nothing can be decided, empty
+    otherwise. `read` names what was read: features, picture, row, sample, text, words or labels;
+    empty where nothing leaks.
 
     >>> verdict = Verdict.undecided("the update lacks the gradient of the last layer")
     >>> verdict.state, verdict.share, verdict.headline
@@ -86,11 +91,17 @@ class Verdict:
             first, _, untried = said.partition("; ")
             details = [*([f"{untried[:1].upper()}{untried[1:]}."] if untried else []), *details]
             return cls(
-                "open", math.nan, f"Not decidable: {first} before the attacks had ended.", details, Note(said, code)
+                "open",
+                math.nan,
+                f"Not decidable: {first} before the attacks had ended.",
+                details,
+                Note(said, code),
             )
         first, more = _SENTENCES.fullmatch(f"{said}.").groups()  # type: ignore[union-attr] # which any text matches
         kept = said if code is None else Note(said, code)
-        return cls("open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], kept)
+        return cls(
+            "open", math.nan, f"Not decidable: {first}", [*filter(None, [more]), *details], kept
+        )
 
     @property
     def state(self) -> State:
@@ -103,8 +114,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many numbers the features of one sample are, and how many the sample itself is, as far as that is known; and what a
-    sample is called: a picture, a row or, of any other kind, a sample.
+    """How many numbers the features of one sample are, and how many the sample itself is, as far as
+    that is known; and what a sample is called: a picture, a row or, of any other kind, a sample.
 
     >>> print(Sizes(128, 12288, "picture").ratio)
     128 features for 12,288 numbers
@@ -121,12 +132,20 @@ class Sizes:
         held = held if truth is None else truth.images
         sample = None if held is None or not len(held) else held[0].numel()
         pictures = held is not None and held.ndim == 4 and held.shape[1] in (1, 3)
-        noun = "row" if truth is not None and truth.schema is not None else "picture" if pictures else "sample"
+        noun = (
+            "row"
+            if truth is not None and truth.schema is not None
+            else "picture"
+            if pictures
+            else "sample"
+        )
         return cls(leak.features.shape[1], sample, noun)
 
     @property
     def ratio(self) -> str:
-        return f"{self.features:,} features " + (f"for {self.sample:,} numbers" if self.sample else "each")
+        return f"{self.features:,} features " + (
+            f"for {self.sample:,} numbers" if self.sample else "each"
+        )
 
     def all_of_them(self, total: int) -> str:
         return f"every {self.noun} of the batch" if total > 1 else f"its {self.noun}"
@@ -140,12 +159,16 @@ class Sizes:
 
 
 def state_of(leakages: Sequence[float]) -> State:
-    """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody knows."""
+    """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody
+    knows."""
     return _STATES[level_by([Shares(sample=value) for value in leakages])]
 
 
-def level_by(shares: Sequence[Shares], *, labels: bool = False, undecided: bool = False, proven: bool = False) -> Level:
-    """The one place that decides; `labels`: most of them were found; `proven`: every ceiling is below the level."""
+def level_by(
+    shares: Sequence[Shares], *, labels: bool = False, undecided: bool = False, proven: bool = False
+) -> Level:
+    """The one place that decides; `labels`: most of them were found; `proven`: every ceiling is
+    below the level."""
     known = [share.most for share in shares]
     if count(known):
         if not count([share.sample for share in shares]):
@@ -172,11 +195,13 @@ def judge(
     occurred: Sequence[RowsNamed] = (),
     bound: Ceiling | None = None,
 ) -> Verdict:
-    """The verdict over one audited round, by what came back of every sample; NaN is what nobody knows.
+    """The verdict over one audited round, by what came back of every sample; NaN is what nobody
+    knows.
 
-    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks all the same decides. `sizes`
-    say what was read. `labels`: those of the strongest attack, where they were counted; else the samples' own are. `occurred`:
-    rows of embeddings. `bound`: the ceilings, of the samples themselves.
+    `undecided`: why attacks that found nothing say nothing about this update. A sample that leaks
+    all the same decides. `sizes` say what was read. `labels`: those of the strongest attack, where
+    they were counted; else the samples' own are. `occurred`: rows of embeddings. `bound`: the
+    ceilings, of the samples themselves.
     """
     sizes, total = sizes or Sizes(leak.features.shape[1]), len(samples)
     known = [share.most for share in shares if not math.isnan(share.most)]
@@ -194,12 +219,16 @@ def judge(
     given = [what for what, told in besides if told]
     proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
     level = level_by(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
-    alarm = "" if bound is None else ceiling_words.exceeded([share.sample for share in shares], bound)
+    alarm = (
+        "" if bound is None else ceiling_words.exceeded([share.sample for share in shares], bound)
+    )
     details += [] if bound is None else [ceiling_words.beside(bound)]
     details += [ceiling_words.LUCK] if luck else []
     if level == "open":
         if given and (labels is not None or counted):
-            return Verdict("labels", math.nan, f"{given[0]}; whether more cannot be decided.", details)
+            return Verdict(
+                "labels", math.nan, f"{given[0]}; whether more cannot be decided.", details
+            )
         return replace(Verdict.undecided(undecided or _UNKNOWN, details), alarm=alarm)
     if len(known) < total and level != "protected":
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
@@ -218,33 +247,53 @@ def _unseen(counted: bool, proven: bool) -> str:
 def judge_captured(
     leak: Leak, undecided: str = "", sizes: Sizes | None = None, bound: Ceiling | None = None
 ) -> Verdict:
-    """The verdict over an update that came without the truth: the attack's own certificate is all there is."""
+    """The verdict over an update that came without the truth: the attack's own certificate is all
+    there is."""
     sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
     shares = vouched_shares(leak)
     known, level = count([share.most for share in shares]), level_by(shares)
     classes = len(set(leak.labels.tolist()))
-    found = f"Found in the update: {leak.number_of()}; {classes} {'class' if classes == 1 else 'classes'}."
+    found = (
+        f"Found in the update: {leak.number_of()}; {classes} "
+        f"{'class' if classes == 1 else 'classes'}."
+    )
     details = [found, certificate(leak)] if total else [_NO_ANSWER]
     if bound is None:  # else the client's samples were there to be played in other worlds
         details.append(
-            "The truth is not known here, so nothing was compared with it: the confidence is the attack's own."
+            "The truth is not known here, so nothing was compared with it: the confidence is the "
+            "attack's own."
         )
     if leak.inputs_exact is not None:
-        details.insert(1, f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the client's own.")
+        details.insert(
+            1,
+            (
+                f"{int(leak.inputs_exact.sum())} of {total} inputs are certified to be the "
+                "client's own."
+            ),
+        )
     details += [*named_alone(leak), *([] if bound is None else [ceiling_words.beside(bound)])]
     if level == "open" and bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
-        return Verdict("protected", 0.0, _headline("protected", [], replace(sizes, noun=bound.unit)), details)
+        return Verdict(
+            "protected", 0.0, _headline("protected", [], replace(sizes, noun=bound.unit)), details
+        )
     if level == "open" and is_telling(leak.label_counts):
-        open_still = f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."
+        open_still = (
+            f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."
+        )
         return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
     if level == "open":
         if leak.occurred:
-            return Verdict("labels", math.nan, f"{OCCURRED}; whether more cannot be decided.", details)
+            return Verdict(
+                "labels", math.nan, f"{OCCURRED}; whether more cannot be decided.", details
+            )
         return Verdict.undecided(undecided or UNVOUCHED, details)
     read = _read(level, shares)
     what, ratio = ("the features of ", f" ({sizes.ratio})") if read == "features" else ("", "")
     who = f"every {sizes.noun}" if known == total else f"{known} of the {total} {sizes.noun}s"
-    headline = f"This update gives away {what}{who} that {'was' if known == total else 'were'} found in it{ratio}."
+    headline = (
+        f"This update gives away {what}{who} that {'was' if known == total else 'were'} found in "
+        f"it{ratio}."
+    )
     return Verdict(level, known / total, headline, details, read=sizes.named(read))
 
 
@@ -252,7 +301,9 @@ def _read(level: Level, shares: Sequence[Shares]) -> str:
     """What the level is by: the samples themselves, or their features."""
     if level not in ("severe", "partial", "features"):
         return ""
-    whole = count([share.sample for share in shares], WHOLE) >= count([share.features for share in shares], WHOLE)
+    whole = count([share.sample for share in shares], WHOLE) >= count(
+        [share.features for share in shares], WHOLE
+    )
     return "sample" if level != "features" and whole else "features"
 
 
@@ -260,7 +311,10 @@ def _headline(level: Level, shares: Sequence[Shares], sizes: Sizes) -> str:
     if level == "protected":
         return f"Nobody can read {percent(DEFAULT_LEVEL)} of any {sizes.noun} out of this update."
     if level == "unproven":
-        return f"No attack tried reads a {sizes.noun} out of this update; nothing shows that others cannot."
+        return (
+            f"No attack tried reads a {sizes.noun} out of this update; nothing shows that others "
+            "cannot."
+        )
     features, own = [share.features for share in shares], [share.sample for share in shares]
     said = []
     if _read(level, shares) == "features":
@@ -280,10 +334,18 @@ def _given(leakages: Sequence[float], sizes: Sizes, what: str = "") -> str:
 
 
 def _details(
-    leak: Leak, samples: list[SampleScore], labels: LabelsRead | int, shares: Sequence[Shares], sizes: Sizes
+    leak: Leak,
+    samples: list[SampleScore],
+    labels: LabelsRead | int,
+    shares: Sequence[Shares],
+    sizes: Sizes,
 ) -> list[str]:
     total, known = len(samples), [share.most for share in shares if not math.isnan(share.most)]
-    recovered = f"{labels} of {total} labels were recovered." if isinstance(labels, int) else labels.sentence
+    recovered = (
+        f"{labels} of {total} labels were recovered."
+        if isinstance(labels, int)
+        else labels.sentence
+    )
     if not leak.batch_size and not known:
         return [_NO_ANSWER] if isinstance(labels, int) or not labels.named else [recovered]
     details = [*_of_head(recovered, samples), certificate(leak)]
@@ -291,26 +353,32 @@ def _details(
         details.insert(0, _leaked(known, total, shares, sizes))
     pictures = [row for row in samples if not math.isnan(row.psnr)]
     if pictures:
-        # A sample that was not found is scored as mid-gray: it counts in the mean, but it did not come back.
+        # A sample that was not found is scored as mid-gray: it counts in the mean, but it did not
+        # come back.
         good = sum(row.found is not None and row.psnr >= RECOGNIZABLE_PSNR for row in pictures)
         details.append(
-            f"{good} of {total} pictures came back at {RECOGNIZABLE_PSNR:g} dB or better, where people usually recognize "
-            f"them (mean {math.fsum(row.psnr for row in pictures) / len(pictures):.1f} dB)."
+            f"{good} of {total} pictures came back at {RECOGNIZABLE_PSNR:g} dB or better, where "
+            "people usually recognize them (mean "
+            f"{math.fsum(row.psnr for row in pictures) / len(pictures):.1f} dB)."
         )
         if toned := sum(map(_alike_up_to_tone, pictures)):
             details.append(
-                f"{toned} more {'shows' if toned == 1 else 'show'} at least half of what is in the sample once brightness, "
-                "tint and contrast are put right."
+                f"{toned} more {'shows' if toned == 1 else 'show'} at least half of what is in the "
+                "sample once brightness, tint and contrast are put right."
             )
     if leak.uncounted and leak.batch_size != total:
-        details.append(f"The attack lists {leak.batch_size} samples, {total} were there: {leak.uncounted}.")
+        details.append(
+            f"The attack lists {leak.batch_size} samples, {total} were there: {leak.uncounted}."
+        )
         return details
     if leak.batch_size < total:
-        details.append(f"The attack took the batch for {leak.batch_size} instead of {total} samples.")
+        details.append(
+            f"The attack took the batch for {leak.batch_size} instead of {total} samples."
+        )
     if leak.batch_size > total:
         details.append(
-            f"The attack took the batch for {leak.batch_size} instead of {total} samples; each true sample is compared with "
-            "the nearest of them, which flatters the attack."
+            f"The attack took the batch for {leak.batch_size} instead of {total} samples; each "
+            "true sample is compared with the nearest of them, which flatters the attack."
         )
     return details
 
@@ -323,23 +391,30 @@ def _of_head(recovered: str, samples: list[SampleScore]) -> list[str]:
     exact = sum(row.feature_error < EXACT_ERROR for row in samples)
     return [
         recovered,
-        f"The features that reach the last layer were recovered to within 0.1 % for {exact} of {len(samples)} samples "
-        f"(largest error {error(worst)}).",
+        f"The features that reach the last layer were recovered to within 0.1 % for {exact} of "
+        f"{len(samples)} samples (largest error {error(worst)}).",
     ]
 
 
 def _leaked(known: Sequence[float], total: int, shares: Sequence[Shares], sizes: Sizes) -> str:
-    """How much leaks; of features and of samples each for itself, where features are what was read."""
+    """How much leaks; of features and of samples each for itself, where features are what was
+    read."""
     features, own = (
         [value for value in values if not math.isnan(value)]
         for values in ([share.features for share in shares], [share.sample for share in shares])
     )
     what, made = f"Leakage is {_amount(known)}", ""
-    if any(share.read == "features" for share in shares) and (not own or _amount(features) != _amount(own)):
+    if any(share.read == "features" for share in shares) and (
+        not own or _amount(features) != _amount(own)
+    ):
         of_own = f" and of the {sizes.noun}s themselves {_amount(own)}" if own else ""
         what = f"Leakage of the features is {_amount(features)}{of_own}"
         made = "" if own else f" No {sizes.noun} was made of them."
-    of_known = "" if len(known) == total else f", for the {len(known)} of {total} {sizes.noun}s of which it is known"
+    of_known = (
+        ""
+        if len(known) == total
+        else f", for the {len(known)} of {total} {sizes.noun}s of which it is known"
+    )
     return f"{what}{of_known}: 100 % is all of it, 0 % is no better than a guess.{made}"
 
 
@@ -352,14 +427,22 @@ def _amount(values: Sequence[float]) -> str:
 
 
 def _alike_up_to_tone(row: SampleScore) -> bool:
-    """Too far from the sample in pixels, and like it once brightness, tint and contrast do not count."""
-    return row.found is not None and row.psnr < RECOGNIZABLE_PSNR and row.picture_cosine > math.sqrt(ALIKE)
+    """Too far from the sample in pixels, and like it once brightness, tint and contrast do not
+    count."""
+    return (
+        row.found is not None
+        and row.psnr < RECOGNIZABLE_PSNR
+        and row.picture_cosine > math.sqrt(ALIKE)
+    )
 
 
 def named_alone(leak: Leak) -> list[str]:
     """What rows of embeddings and label rules name, where the truth is not known."""
     said = [
-        f"The gradient of the embedding {name!r} names {len(rows)} rows (tokens or categories) that occurred."
+        (
+            f"The gradient of the embedding {name!r} names {len(rows)} rows (tokens or categories) "
+            "that occurred."
+        )
         for name, rows in leak.occurred.items()
     ]
     if leak.named is not None:
@@ -369,5 +452,8 @@ def named_alone(leak: Leak) -> list[str]:
 
 def certificate(leak: Leak) -> str:
     if leak.exact:
-        return "The attacker knows it, too: its own certificate calls the answer exact, without seeing the truth."
+        return (
+            "The attacker knows it, too: its own certificate calls the answer exact, without "
+            "seeing the truth."
+        )
     return "The attacker cannot be sure: its own certificate does not call the answer exact."

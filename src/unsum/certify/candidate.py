@@ -1,4 +1,5 @@
-"""A solved hypothesis: polished with the noise model's own weights, simplified where it may be, and certified."""
+"""A solved hypothesis: polished with the noise model's own weights, simplified where it may be, and
+certified."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from unsum.engine.budget import Budget
 from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import Observation
 
-EXPLAINED = 20.0  # standard deviations: solutions stay below even where a client rounds badly, local minima far above
+# standard deviations: solutions stay below even where a client rounds badly, local minima far above
+EXPLAINED = 20.0
 FAR = 20.0  # times the usual length, which no sample has
 VAGUE = 0.5  # predicted error from which an answer is hardly one
 _SAME = 5.0  # standard deviations within which an unknown counts as its natural value
 # [steps] with the noise model's own weights, where the answer explains the gradient, and elsewhere.
 # Chosen by: arbitrary budget.
 _POLISHED, _TRIED = 60, 20
-_HARD = 1e-3  # distance from a hard label within which a soft one is taken for it, and from [0, 1] for a probability
+# distance from a hard label within which a soft one is taken for it, and from [0, 1] for a
+# probability
+_HARD = 1e-3
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,12 @@ class Candidate:
     Y: Tensor  # (B, C)
     certificate: Certificate
     equation: Equation  # that it solves
-    confirmations: int = 0  # independent starts, or solutions of another kind, that led here as well
+    # independent starts, or solutions of another kind, that led here as well
+    confirmations: int = 0
     read_off: bool = False  # its targets follow from the features, which something else told
     verified: bool = False  # a part of the batch only, but every sample stands on its own
-    rounded: bool = True  # targets were whole before they were rounded, where a loss only knows whole ones
+    # targets were whole before they were rounded, where a loss only knows whole ones
+    rounded: bool = True
 
     @property
     def explains(self) -> bool:
@@ -48,11 +54,13 @@ class Candidate:
 
     @property
     def settles(self) -> bool:
-        """Explains the gradient and says something about every sample or group: no need to look further."""
+        """Explains the gradient and says something about every sample or group: no need to look
+        further."""
         return self.explains and float(self.merged()[1].max()) < VAGUE
 
     def merged(self) -> tuple[list[list[int]], Tensor]:
-        """Groups of samples that only their mean is known of, and every sample's predicted error with that mean in place."""
+        """Groups of samples that only their mean is known of, and every sample's predicted error
+        with that mean in place."""
         if not self.explains:
             return [], self.certificate.errors
         groups = indistinguishable(self.certificate, self.at.T, self.Y.argmax(1))
@@ -70,14 +78,18 @@ class Candidate:
 
 
 def runaways(observation: Observation, T: Tensor) -> Tensor:
-    """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error relative to that length is none."""
+    """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error
+    relative to that length is none."""
     P = observation.equation().probabilities(T)
     lengths = T.norm(dim=1)
-    return ~(lengths <= FAR * lengths.median()) & (1 - P.amax(1) < 10 * observation.client_precision)
+    return ~(lengths <= FAR * lengths.median()) & (
+        1 - P.amax(1) < 10 * observation.client_precision
+    )
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:
-    """Solve on with the weights that only a solution can supply, then prefer the simplest explanation that holds."""
+    """Solve on with the weights that only a solution can supply, then prefer the simplest
+    explanation that holds."""
     candidate = reweighted(observation, equation, at)
     for simpler, start in _simplifications(observation, candidate):
         if not candidate.explains:
@@ -95,7 +107,8 @@ def polishing(equation: Equation) -> Budget:
 
 
 def targets_of(equation: Equation, at: Unknowns) -> Tensor:
-    """(B, C) the targets: those of the equation with their smoothing, or read off it at the label rows."""
+    """(B, C) the targets: those of the equation with their smoothing, or read off it at the label
+    rows."""
     if equation.Y is not None:
         return equation.targets(at)
     E = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
@@ -112,14 +125,30 @@ def reweighted(observation: Observation, equation: Equation, at: Unknowns) -> Ca
     return Candidate(at, targets_of(equation, at), certify(equation, at, observation), equation)
 
 
-def _simplifications(observation: Observation, candidate: Candidate) -> list[tuple[Equation, Unknowns]]:
+def _simplifications(
+    observation: Observation, candidate: Candidate
+) -> list[tuple[Equation, Unknowns]]:
     """Equations with fewer unknowns that the candidate suggests, each with its start."""
-    at, equation, certificate, B = candidate.at, candidate.equation, candidate.certificate, len(candidate.at.T)
+    at, equation, certificate, B = (
+        candidate.at,
+        candidate.equation,
+        candidate.certificate,
+        len(candidate.at.T),
+    )
     plain = math.log(observation.plain_alpha(B, equation.Y))
     if equation.floor_free and float(at.floor) < _SAME * certificate.floor_deviation:
-        at, equation = replace(at, floor=torch.zeros_like(at.floor)), replace(equation, floor_free=False)
-    if equation.alpha_free and abs(float(at.log_alpha) - plain) < _SAME * certificate.log_alpha_deviation:
-        at, equation = replace(at, log_alpha=torch.full_like(at.log_alpha, plain)), replace(equation, alpha_free=False)
+        at, equation = (
+            replace(at, floor=torch.zeros_like(at.floor)),
+            replace(equation, floor_free=False),
+        )
+    if (
+        equation.alpha_free
+        and abs(float(at.log_alpha) - plain) < _SAME * certificate.log_alpha_deviation
+    ):
+        at, equation = (
+            replace(at, log_alpha=torch.full_like(at.log_alpha, plain)),
+            replace(equation, alpha_free=False),
+        )
     simpler = [(equation, at)] if at is not candidate.at else []
     if equation.Y is None:
         Y = (candidate.Y - candidate.at.floor) / (1 - equation.classes * candidate.at.floor)

@@ -1,8 +1,9 @@
 """The one place that grants `exact`: evidence in, claim out, with its notes.
 
-A method lays before it what it knows about its answer. The claim is granted only where every piece of evidence stands: the answer
-explains the gradient, something that did not use the answer led to it as well, no part of the gradient is left without a sample,
-nobody has a doubt, and the predicted error is small.
+A method lays before it what it knows about its answer. The claim is granted only where every piece
+of evidence stands: the answer explains the gradient, something that did not use the answer led to
+it as well, no part of the gradient is left without a sample, nobody has a doubt, and the predicted
+error is small.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ TRUSTED_ERROR = 1e-3  # predicted relative error up to which they are called exa
 class Evidence:
     """What is known about an answer of B samples.
 
-    `errors` (B,) are the predicted relative errors of the features, from the Jacobian. `confirmations` counts independent starts,
-    or independent solutions, that ended in the same answer; the answer itself is none of them. `missing` counts directions of the
-    gradient that no sample accounts for. `doubts` are sentences; one is enough to withhold the claim. `assumed` are sentences
-    about what the user declared and the claim stands on. `counted` is how many samples there are, as far as it is determined.
+    `errors` (B,) are the predicted relative errors of the features, from the Jacobian.
+    `confirmations` counts independent starts, or independent solutions, that ended in the same
+    answer; the answer itself is none of them. `missing` counts directions of the gradient that no
+    sample accounts for. `doubts` are sentences; one is enough to withhold the claim. `assumed` are
+    sentences about what the user declared and the claim stands on. `counted` is how many samples
+    there are, as far as it is determined.
     """
 
     errors: Tensor
@@ -42,9 +45,10 @@ class Evidence:
 class Claim:
     """Whether the answer is exact, the largest predicted error of its features, and why.
 
-    A `predicted_error` of inf means that the gradient does not determine the features. Where something else may explain the
-    gradient, the error that the Jacobian predicts is that of one explanation: good for choosing among answers, and no prediction
-    of the attack (`predicts` is false).
+    A `predicted_error` of inf means that the gradient does not determine the features. Where
+    something else may explain the gradient, the error that the Jacobian predicts is that of one
+    explanation: good for choosing among answers, and no prediction of the attack (`predicts` is
+    false).
     """
 
     exact: bool
@@ -65,7 +69,8 @@ def grant(evidence: Evidence) -> Claim:
         doubts.append("No second start led to this solution.")
     if evidence.explained and evidence.missing > 0:
         doubts.append(
-            f"{evidence.missing} more samples may be in the gradient: it has more directions than were found."
+            f"{evidence.missing} more samples may be in the gradient: it has more directions than "
+            "were found."
         )
     predicts = evidence.explained and not doubts
     sure = predicts and predicted < TRUSTED_ERROR
@@ -74,7 +79,8 @@ def grant(evidence: Evidence) -> Claim:
 
 
 def grant_each(errors: Tensor, *, above: bool, doubts: Sequence[str] = ()) -> Tensor:
-    """(B,) which samples' inputs are exact: all that they were computed from is (`above`), and each one's own error is small."""
+    """(B,) which samples' inputs are exact: all that they were computed from is (`above`), and each
+    one's own error is small."""
     if not above or doubts:
         return torch.zeros(len(errors), dtype=torch.bool, device=errors.device)
     return errors < TRUSTED_ERROR  # NaN is not below

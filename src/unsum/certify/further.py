@@ -18,7 +18,8 @@ STEP = 1e-3
 
 
 class FurtherUnknown(IntEnum):
-    """The rows of `further_unknowns`; those from `EXCHANGED` on are labels that turn into others."""
+    """The rows of `further_unknowns`; those from `EXCHANGED` on are labels that turn into
+    others."""
 
     LENGTHS = 0
     TEMPERATURE = 1
@@ -52,7 +53,8 @@ def lengths(here: Linearized) -> tuple[Tensor, Tensor]:
 
 
 def temperature(here: Linearized) -> Tensor:
-    """(…, B, C) per unit of log τ: G(l/τ)/τ changes by −G − H l, besides the weights, which follow."""
+    """(…, B, C) per unit of log τ: G(l/τ)/τ changes by −G − H l, besides the weights, which
+    follow."""
     return -here.G - here.curvature.times(here.equation.logits(here.at.T))
 
 

@@ -60,11 +60,12 @@ class SampleInformation:
         return square * (self.variance + added).nan_to_num(nan=torch.inf)
 
     def error_at_most(self, unknown: int | None, misfit: Tensor, cost: Tensor) -> Tensor:
-        """(…, B) how far a row of T may be off, as far as a further unknown and free weights explain.
+        """(…, B) how far a row of T may be off, as far as a further unknown and free weights
+        explain.
 
         That is a deviation, or the step by which T follows what the answer leaves of the gradient.
-        The step is no longer than that residual, of the square `cost` (…), times the pseudo-inverse's
-        rows, whose squares sum to the variance.
+        The step is no longer than that residual, of the square `cost` (…), times the
+        pseudo-inverse's rows, whose squares sum to the variance.
         """
         steps = (cost.sqrt() / misfit).clamp_min(1.0)[..., None]
         return self.variance_with(unknown, misfit).sqrt() * steps

@@ -1,4 +1,5 @@
-"""From a question about the head's answer to the claim: every doubt is asked, and the evidence goes to `claim`."""
+"""From a question about the head's answer to the claim: every doubt is asked, and the evidence goes
+to `claim`."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def judge(question: Question) -> tuple[Claim, Tensor]:
     groups, errors = candidate.merged()
     T = candidate.at.T
     for group in groups:
-        T = T.index_copy(0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1))
+        T = T.index_copy(
+            0, T.new_tensor(group, dtype=torch.long), T[group].mean(0).expand(len(group), -1)
+        )
     predicted = float(errors.max())
     asked = (*_QUICK, *_EXPLAINED) if candidate.explains else _QUICK
     doubts = [*doubt_groups(groups), *(said for doubt in asked for said in doubt(question))]
@@ -73,13 +76,21 @@ def _remarks(question: Question) -> list[str]:
         share = f"{100 * observation.noise.relative:.2g} % of the gradient"
         sigma = float(observation.noise.level.square().mean().sqrt())
         remarks.append(
-            f"The update is a difference of rounded weights, which leaves noise of {share} in it; features carry that noise."
+            (
+                f"The update is a difference of rounded weights, which leaves noise of {share} in "
+                "it; features carry that noise."
+            )
             if is_rounding_of_weights(question.head, sigma)
-            else f"Noise of {share} was found in it (its columns do not sum to zero); features carry that noise."
+            else (
+                f"Noise of {share} was found in it (its columns do not sum to zero); features "
+                "carry that noise."
+            )
         )
     weak = (candidate.certificate.errors >= TRUSTED_ERROR).nonzero()[:, 0].tolist()
     if candidate.explains and weak:
         remarks.append(f"Not determined to 0.1 % at this precision: sample {name_some(weak)}.")
     if candidate.explains and float(candidate.at.floor) > 0:
-        remarks.append(f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found.")
+        remarks.append(
+            f"Label smoothing of {float(candidate.at.floor) * observation.classes:.4f} was found."
+        )
     return remarks

@@ -1,4 +1,5 @@
-"""What is laid before the certificate by the head's solvers: the head, what was observed, the answer, and what was granted."""
+"""What is laid before the certificate by the head's solvers: the head, what was observed, the
+answer, and what was granted."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Question:
 
     @cached_property
     def information(self) -> SampleInformation:
-        """What is determined of each sample at least, also with each unknown of `FurtherUnknown` free."""
+        """What is determined of each sample at least, also with each unknown of `FurtherUnknown`
+        free."""
         others = all_others(self.here) if self.is_dense else self.nearest[None]
         return sample_information(self.here, further_unknowns(self.here, others))
 
@@ -66,7 +68,8 @@ class Question:
 
     @cached_property
     def each_is_one(self) -> bool:
-        """Whether a batch size was granted that leaves a single sample for each of those found, whatever they weigh."""
+        """Whether a batch size was granted that leaves a single sample for each of those found,
+        whatever they weigh."""
         at, errors = self.candidate.at.T, self.candidate.merged()[1]
         number = count(at, self.candidate.Y.argmax(1), errors, self.knowledge).distinct
         return self.batch_size is not None and number == self.batch_size

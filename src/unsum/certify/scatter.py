@@ -1,4 +1,5 @@
-"""How far the answer can be trusted: the residual in units of the noise, and what that noise does to the features."""
+"""How far the answer can be trusted: the residual in units of the noise, and what that noise does
+to the features."""
 
 from __future__ import annotations
 
@@ -16,17 +17,21 @@ from unsum.equation.observation import Observation
 from unsum.losses import Softmax
 
 SPARE = 3  # equations left over without which a perfect fit proves nothing
-# Entries of an array that all systems which are solved at once share: 64 MiB on a GPU, 2 MiB on a CPU, for its cache.
+# Entries of an array that all systems which are solved at once share: 64 MiB on a GPU, 2 MiB on a
+# CPU, for its cache.
 _HELD, _HELD_ON_CPU = 1 << 23, 1 << 18
-_DIRECTIONS = 256  # that simulated noise is averaged over, where the normal matrix is too large to invert
+# that simulated noise is averaged over, where the normal matrix is too large to invert
+_DIRECTIONS = 256
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """`misfit` is the residual's root mean square in standard deviations of the noise: about 1 for the truth.
+    """`misfit` is the residual's root mean square in standard deviations of the noise: about 1 for
+    the truth.
 
-    `errors` (B,) predicts each sample's relative feature error: a least-squares solution scatters with covariance
-    (JᵀJ)⁻¹, so a nearly singular Jacobian shows here even when the residual is perfect.
+    `errors` (B,) predicts each sample's relative feature error: a least-squares solution scatters
+    with covariance (JᵀJ)⁻¹, so a nearly singular Jacobian shows here even when the residual is
+    perfect.
     """
 
     misfit: float
@@ -41,7 +46,8 @@ class Certificate:
 
 
 def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certificate:
-    """Predict the error of a solution from the noise level, the misfit and the Jacobian's inverse."""
+    """Predict the error of a solution from the noise level, the misfit and the Jacobian's
+    inverse."""
     here = Linearized(equation, at)
     B, R = at.T.shape
     unknowns = B * R + equation.floor_free + equation.alpha_free
@@ -60,13 +66,21 @@ def certify(equation: Equation, at: Unknowns, observation: Observation) -> Certi
     outside = noise_outside(here, observation.noise.level, observation.A.shape[1])
     covariance = covariance + torch.diag(outside.square())
     errors = covariance.diagonal().clamp_min(0).sqrt() / size
-    return Certificate(misfit, errors.nan_to_num(nan=torch.inf), covariance, float(deviations[0]), float(deviations[1]))
+    return Certificate(
+        misfit,
+        errors.nan_to_num(nan=torch.inf),
+        covariance,
+        float(deviations[0]),
+        float(deviations[1]),
+    )
 
 
 def prior_of(T: Tensor, misfit: float | Tensor, scalars: int = 2) -> Tensor:
-    """The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
+    """The prior that features are not larger than they came out: a direction nothing determines has
+    an error of 100 %.
 
-    One over the variance of every entry of T (…, B, R), then of so many scalars, in units of the noise.
+    One over the variance of every entry of T (…, B, R), then of so many scalars, in units of the
+    noise.
     """
     size = T.norm(dim=-1).clamp_min(1e-300)
     entries = size.pow(-2).repeat_interleave(T.shape[-1], dim=-1)
@@ -78,13 +92,16 @@ def moved_by(N: Tensor, prior: Tensor, pulled: Tensor) -> Tensor:
     """(n, k) (N + prior)⁻¹ JᵀD for the normal matrix N and n rows JᵀD."""
     N = N + torch.diag(prior)
     scale = N.diagonal().rsqrt()
-    return (scale[:, None] * torch.linalg.solve(scale[:, None] * N * scale, scale[:, None] * pulled.T)).T
+    return (
+        scale[:, None] * torch.linalg.solve(scale[:, None] * N * scale, scale[:, None] * pulled.T)
+    ).T
 
 
 def followed(here: Linearized, pulled: Tensor, misfit: float) -> tuple[Tensor, Tensor] | None:
     """How T follows a change D of the residual, which every doubt about an unknown of its own asks.
 
-    (n, …) JᵀD itself and (JᵀJ + prior)⁻¹ JᵀD for n columns; None where the matrix is too large and does not converge.
+    (n, …) JᵀD itself and (JᵀJ + prior)⁻¹ JᵀD for n columns; None where the matrix is too large and
+    does not converge.
     """
     prior = prior_of(here.at.T, misfit)
     if can_be_dense(here.entries, len(here.equation.b)):
@@ -94,7 +111,8 @@ def followed(here: Linearized, pulled: Tensor, misfit: float) -> tuple[Tensor, T
 
 
 def _iterated(here: Linearized, prior: Tensor, rights: Iterable[Tensor]) -> Tensor | None:
-    """(n, …) solutions without the matrix; one that does not converge leaves a direction unexplored, so there are none then."""
+    """(n, …) solutions without the matrix; one that does not converge leaves a direction
+    unexplored, so there are none then."""
     system, solved, waiting = NormalSystem.of(here, prior, 1e-9), [], iter(rights)
     together = max(1, (_HELD if prior.is_cuda else _HELD_ON_CPU) // here.G.numel())
     while some := list(islice(waiting, together)):
@@ -106,7 +124,8 @@ def _iterated(here: Linearized, prior: Tensor, rights: Iterable[Tensor]) -> Tens
 
 
 def scatter_of(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """(…, B, B) covariance of the samples and (…, n) deviations of floor and log α, by inverting the normal matrix.
+    """(…, B, B) covariance of the samples and (…, n) deviations of floor and log α, by inverting
+    the normal matrix.
 
     NaN where that is not positive definite.
     """
@@ -124,8 +143,8 @@ def scatter_of(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor]:
 def _simulated_scatter(here: Linearized, prior: Tensor) -> tuple[Tensor, Tensor] | None:
     """The same without the matrix: solve for what simulated noise of unit variance does to T.
 
-    N x = Jᵀ r + √prior·z with standard normal r and z has covariance N⁻¹ exactly; one draw already averages over the R
-    directions.
+    N x = Jᵀ r + √prior·z with standard normal r and z has covariance N⁻¹ exactly; one draw already
+    averages over the R directions.
     """
     B, R = here.at.T.shape
     generator = torch.Generator(device=prior.device).manual_seed(0)
@@ -150,7 +169,9 @@ def indistinguishable(certificate: Certificate, T: Tensor, labels: Tensor) -> li
         members = (blurred & (labels == label)).nonzero()[:, 0]
         if len(members) < 2:
             continue
-        if error_of_mean(certificate, T, members.tolist()) < 0.1 * float(certificate.errors[members].min()):
+        if error_of_mean(certificate, T, members.tolist()) < 0.1 * float(
+            certificate.errors[members].min()
+        ):
             groups.append(members.tolist())
     return groups
 
@@ -162,10 +183,11 @@ def error_of_mean(certificate: Certificate, T: Tensor, members: list[int]) -> fl
 
 
 def noise_outside(here: Linearized, level: Tensor, inputs: int) -> Tensor:
-    """(…, B) noise of A itself, for the noise `level` (…, C) of an entry and the number of the head's inputs.
+    """(…, B) noise of A itself, for the noise `level` (…, C) of an entry and the number of the
+    head's inputs.
 
-    F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the factorization, and passes on the
-    noise of every entry, also outside the span of A.
+    F is a least-squares solution of α Eᵀ F = ∇W, rows weighted by their noise as in the
+    factorization, and passes on the noise of every entry, also outside the span of A.
     """
     inverse: Tensor = torch.linalg.pinv((here.at.alpha[..., None] * here.G).mT / level[..., None])
     return inverse.norm(dim=-1) * inputs**0.5

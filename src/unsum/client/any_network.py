@@ -1,4 +1,5 @@
-"""What a client sends whose network is no classifier with a linear head: one gradient of a loss of any kind."""
+"""What a client sends whose network is no classifier with a linear head: one gradient of a loss of
+any kind."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ _GIVE = (
 )
 
 
-def capture_any(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None, *, train: bool) -> Update:
+def capture_any(
+    model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None, *, train: bool
+) -> Update:
     """The update after one step on these inputs.
 
-    Without a `loss` it is what such targets usually mean: cross-entropy of classes, or of masks of classes pixel by pixel;
-    for a list of mappings, as torchvision's detectors take it, the sum of the losses that the model returns itself.
+    Without a `loss` it is what such targets usually mean: cross-entropy of classes, or of masks of
+    classes pixel by pixel; for a list of mappings, as torchvision's detectors take it, the sum of
+    the losses that the model returns itself.
     """
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -37,7 +41,9 @@ def capture_any(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction 
         raise
     except Exception as error:  # the user's own forward and loss
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UnsumError(f"{type(model).__name__} cannot be trained on these data ({reason}); {_GIVE}.") from error
+        raise UnsumError(
+            f"{type(model).__name__} cannot be trained on these data ({reason}); {_GIVE}."
+        ) from error
     return Update({name: g.detach() for name, g in zip(names, found, strict=True) if g is not None})
 
 
@@ -45,7 +51,9 @@ def _loss(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None
     if _are_mappings(targets):
         returned = model(list(inputs), list(targets))
         if not isinstance(returned, Mapping):
-            raise UnsumError(f"{type(model).__name__} returns no losses for boxes in train mode; {_GIVE}.")
+            raise UnsumError(
+                f"{type(model).__name__} returns no losses for boxes in train mode; {_GIVE}."
+            )
         return torch.stack([one for one in returned.values() if isinstance(one, Tensor)]).sum()
     returned = model(inputs)
     if loss is not None:
@@ -55,14 +63,16 @@ def _loss(model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | None
     if output is None or not classes or output.shape[:1] + output.shape[2:] != targets.shape:
         shapes = [tuple(one.shape) for one in (output, targets) if isinstance(one, Tensor)]
         raise UnsumError(
-            f"What {type(model).__name__} minimizes is not known (output and targets: {shapes}); name it (--loss mse, "
-            f"--loss bce), {_GIVE}, or the update that the client sent (--update)."
+            f"What {type(model).__name__} minimizes is not known (output and targets: {shapes}); "
+            f"name it (--loss mse, --loss bce), {_GIVE}, or the update that the client sent "
+            "(--update)."
         )
     return usual_loss(returned, targets)
 
 
 def usual_loss(returned: Any, targets: Tensor) -> Tensor:
-    """Cross-entropy over dimension 1, which masks of class numbers usually mean; probabilities may stand for class numbers."""
+    """Cross-entropy over dimension 1, which masks of class numbers usually mean; probabilities may
+    stand for class numbers."""
     return nn.functional.cross_entropy(main_tensor(returned), targets)  # type: ignore[arg-type] # checked, or it raises
 
 

@@ -1,10 +1,12 @@
 """One step of a client, in three stages, so that defenses can work where they belong.
 
-    batch     images and targets are changed before they are used                (label smoothing, mixup)
-    gradient  the gradient is computed in another way than by the mean loss      (DP-SGD)
-    update    what was computed is changed, with the model and the batch at hand (Soteria) or without (noise, clipping, …)
+    batch     images and targets are changed before they are used (label smoothing, mixup)
+    gradient  the gradient is computed in another way than by the mean loss (DP-SGD)
+    update    what was computed is changed, with the model and the batch at hand (Soteria) or
+              without (noise, clipping, …)
 
-Every defense is asked twice: `before` the gradient exists and `after`. A plain function Update → Update is of the last stage.
+Every defense is asked twice: `before` the gradient exists and `after`. A plain function Update →
+Update is of the last stage.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class ClientStep:
 
     @property
     def classes(self) -> int:
-        """The number of classes, from the targets if they are rows, else from the model's output for one image."""
+        """The number of classes, from the targets if they are rows, else from the model's output
+        for one image."""
         if self.targets.ndim == 2:
             return self.targets.shape[1]
         with in_mode(self.model, False), torch.no_grad():
@@ -76,7 +79,8 @@ Defenses = Iterable[AnyDefense] | AnyDefense
 
 
 def ordered(defenses: Defenses) -> list[AnyDefense]:
-    """The single defenses in order of application; refuses an order that the client could not keep."""
+    """The single defenses in order of application; refuses an order that the client could not
+    keep."""
     given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
     several = (one.parts() if isinstance(one, InsideClient) else (one,) for one in given)
     parts = [part for some in several for part in some]
@@ -84,11 +88,14 @@ def ordered(defenses: Defenses) -> list[AnyDefense]:
         one, two = _stage(first), _stage(second)
         if two < one:
             raise UnsumError(
-                f"{second!r} changes the {two.name.lower()} and cannot come after {first!r}, which changes "
-                f"the {one.name.lower()}; name {second!r} first."
+                f"{second!r} changes the {two.name.lower()} and cannot come after {first!r}, which "
+                f"changes the {one.name.lower()}; name {second!r} first."
             )
         if one == two == Stage.GRADIENT:
-            raise UnsumError(f"{first!r} and {second!r} both decide how the gradient is computed; choose one of them.")
+            raise UnsumError(
+                f"{first!r} and {second!r} both decide how the gradient is computed; choose one of "
+                "them."
+            )
     return parts
 
 
@@ -126,13 +133,13 @@ def _explain(step: ClientStep, error: Exception) -> None:
     like = next((p for p in step.model.parameters() if p.is_floating_point()), None)
     if like is not None and step.images.is_floating_point() and like.dtype != step.images.dtype:
         raise UnsumError(
-            f"The model computes in {_precision(like)} and its inputs are {_precision(step.images)}; bring both to one "
-            "precision: model.float(), say."
+            f"The model computes in {_precision(like)} and its inputs are "
+            f"{_precision(step.images)}; bring both to one precision: model.float(), say."
         ) from error
     if "more than 1 value per channel" in str(error):
         raise UnsumError(
-            "BatchNorm in train mode needs more than one value of each channel; take a batch of two samples or more, or eval "
-            "mode (train=False, --eval-mode)."
+            "BatchNorm in train mode needs more than one value of each channel; take a batch of "
+            "two samples or more, or eval mode (train=False, --eval-mode)."
         ) from error
 
 
@@ -141,7 +148,8 @@ def _precision(tensor: Tensor) -> str:
 
 
 def sent_statistics(step: ClientStep) -> BatchStatistics:
-    """What the client's buffers say of this batch, if it sends them: in a pass of its own, since gradients put buffers back.
+    """What the client's buffers say of this batch, if it sends them: in a pass of its own, since
+    gradients put buffers back.
 
     Random numbers are put back as well, so that dropout draws the same ones for the gradient.
     """
@@ -152,13 +160,15 @@ def sent_statistics(step: ClientStep) -> BatchStatistics:
 
 
 def loss_rows(loss: Loss | None, targets: Tensor, classes: int) -> Tensor:
-    """(B, C) targets as the loss takes them: probabilities under a softmax, else whatever numbers they are."""
+    """(B, C) targets as the loss takes them: probabilities under a softmax, else whatever numbers
+    they are."""
     under_softmax = loss is None or isinstance(loss, Softmax)
     return as_probabilities(targets, classes) if under_softmax else target_rows(targets, classes)
 
 
 def mean_loss(loss: Loss | None, logits: Tensor, rows: Tensor) -> Tensor:
-    """The mean loss; of one other than cross-entropy, something with the same gradient, which is all that a `Loss` tells."""
+    """The mean loss; of one other than cross-entropy, something with the same gradient, which is
+    all that a `Loss` tells."""
     rows = rows.to(logits)
     if loss is None:
         return nn.functional.cross_entropy(logits, rows)
@@ -171,11 +181,13 @@ def first_step(
     """The undefended step on this batch, or one sentence why there is none."""
     if len(images) == 0 or len(images) != len(targets):
         raise UnsumError(
-            f"A batch needs as many targets as images; found {len(images)} images and {len(targets)} targets."
+            f"A batch needs as many targets as images; found {len(images)} images and "
+            f"{len(targets)} targets."
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise UnsumError(
-            "The model has no trainable parameter; set requires_grad on the layers that the client trains."
+            "The model has no trainable parameter; set requires_grad on the layers that the client "
+            "trains."
         )
     return ClientStep(model, images, targets, train, mean_loss_gradient, declared(loss))
 

@@ -12,14 +12,20 @@ from unsum.errors import UnsumError
 
 
 def command(
-    host: Annotated[str, Option(help="Where to listen; other machines are let in only with --allow-remote.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, Option(help="Where to listen; other machines are let in only with --allow-remote.")
+    ] = ("127.0.0.1"),
     port: Annotated[int, Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
     allow_remote: Annotated[
-        bool, Option("--allow-remote", help="Let --host be an address that other machines reach; there is no password.")
+        bool,
+        Option(
+            "--allow-remote",
+            help="Let --host be an address that other machines reach; there is no password.",
+        ),
     ] = False,
-    no_browser: Annotated[bool, Option("--no-browser", help="Print the address and open nothing.")] = False,
+    no_browser: Annotated[
+        bool, Option("--no-browser", help="Print the address and open nothing.")
+    ] = False,
     device: options.DeviceOption = "cpu",
 ) -> None:
     """Choose photos and a defense on a live page, and watch what one update gives away."""
@@ -29,7 +35,8 @@ def command(
             from unsum.app import serve  # its libraries come with an extra
     except ImportError as error:
         raise UnsumError(
-            f"The live page needs {error.name}, which is not installed; install it with: pip install 'unsum[app]'."
+            f"The live page needs {error.name}, which is not installed; install it with: pip "
+            "install 'unsum[app]'."
         ) from error
     serve(
         host=host,

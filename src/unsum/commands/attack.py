@@ -28,11 +28,18 @@ def command(
     asked: options.ChosenAttack,
     previous: options.PreviousOption = None,
     batch: Annotated[
-        int | None, Option(help="How many samples the client has, granted to the attacker.", show_default="found")
+        int | None,
+        Option(
+            help="How many samples the client has, granted to the attacker.", show_default="found"
+        ),
     ] = None,
     time_limit: options.TimeLimitOption = None,
-    eval_mode: Annotated[bool, Option("--eval-mode", help="The client's BatchNorm used running statistics.")] = False,
-    out: Annotated[Path, Option(help="Folder for leak.safetensors, leak.json and pictures.")] = Path("unsum-leak"),
+    eval_mode: Annotated[
+        bool, Option("--eval-mode", help="The client's BatchNorm used running statistics.")
+    ] = False,
+    out: Annotated[
+        Path, Option(help="Folder for leak.safetensors, leak.json and pictures.")
+    ] = Path("unsum-leak"),
     force: Annotated[bool, Option("--force", help="Overwrite an existing folder.")] = False,
     as_json: options.JsonOption = False,
     device: options.DeviceOption = "cpu",
@@ -53,7 +60,10 @@ def command(
     wanted = AttackOptions(asked.attack, **known, batch_size=batch, time_limit=limit, seed=seed)
     wanted.check()
     inputs = Inputs(
-        update=Received(**vars(captured), previous=previous), seed=seed, model=named.model, loading=named.loading
+        update=Received(**vars(captured), previous=previous),
+        seed=seed,
+        model=named.model,
+        loading=named.loading,
     )
     chosen = options.usable_device(device)
     with stages(wanted.steps) as shown, interruptible():
@@ -98,13 +108,25 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     def called(label: int) -> str:
         return names[label] if names else f"class {label}"
 
-    if counts is not None and is_telling(counts) and texts is None:  # samples that were made up of a sum are none
+    # samples that were made up of a sum are none
+    if counts is not None and is_telling(counts) and texts is None:
         OUT.print(distribution_table(LabelDistribution.of(counts, called)))
     elif texts is None:
-        found = Table("sample", "label", "its probability", "input certified", title="Found", title_justify="left")
+        found = Table(
+            "sample",
+            "label",
+            "its probability",
+            "input certified",
+            title="Found",
+            title_justify="left",
+        )
         for i, label in enumerate(map(int, leak.labels)):
-            certified = "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
-            found.add_row(str(i + 1), Text(called(label)), f"{float(leak.targets[i, label]):.3f}", certified)
+            certified = (
+                "–" if leak.inputs_exact is None else "yes" if bool(leak.inputs_exact[i]) else "no"
+            )
+            found.add_row(
+                str(i + 1), Text(called(label)), f"{float(leak.targets[i, label]):.3f}", certified
+            )
         OUT.print(found)
     else:
         found = Table("sequence", "text", title="Found", title_justify="left")

@@ -1,4 +1,5 @@
-"""`unsum audit`: one federated round, played or captured, and what its update gives away; or a sweep of many."""
+"""`unsum audit`: one federated round, played or captured, and what its update gives away; or a
+sweep of many."""
 
 from __future__ import annotations
 
@@ -34,26 +35,36 @@ def command(
     updates: Annotated[
         Path | None,
         Option(
-            help="A folder of updates (in round-3/ and so on, if you like): a page, a CSV and findings.sqlite under --out; the "
-            "same command goes on where one was stopped. --data of the kind and --defense give a ceiling."
+            help="A folder of updates (in round-3/ and so on, if you like): a page, a CSV and "
+            "findings.sqlite under --out; the same command goes on where one was stopped. --data "
+            "of the kind and --defense give a ceiling."
         ),
     ] = None,
-    processes: Annotated[int | None, Option(help="With --updates: how many.", show_default="the cores")] = None,
-    ray: Annotated[str | None, Option(help="With --updates: a cluster: auto, local or HOST:PORT.")] = None,
+    processes: Annotated[
+        int | None, Option(help="With --updates: how many.", show_default="the cores")
+    ] = None,
+    ray: Annotated[
+        str | None, Option(help="With --updates: a cluster: auto, local or HOST:PORT.")
+    ] = None,
     flower_run: Annotated[
         Path | None,
         Option(
-            help="A run that StoreUpdates wrote: a page over its rounds; --batch is then what one local step sees. --data of the "
-            "kind and --defense give a ceiling."
+            help="A run that StoreUpdates wrote: a page over its rounds; --batch is then what one "
+            "local step sees. --data of the kind and --defense give a ceiling."
         ),
     ] = None,
-    batch: Annotated[int | None, Option(help="How many samples the client has.", show_default="8")] = None,
+    batch: Annotated[
+        int | None, Option(help="How many samples the client has.", show_default="8")
+    ] = None,
     defense: options.DefenseOption = None,
     sweep: Annotated[
         list[str] | None,
         Option(
             metavar="<str>",
-            help="A defense at many strengths: NAME=LOW..HIGH, NAME=LOW..HIGH/STEPS, NAME=a,b,c or NAME; repeat for more.",
+            help=(
+                "A defense at many strengths: NAME=LOW..HIGH, NAME=LOW..HIGH/STEPS, NAME=a,b,c or "
+                "NAME; repeat for more."
+            ),
         ),
     ] = None,
     keep_under: Annotated[
@@ -66,13 +77,19 @@ def command(
     utility_data: Annotated[
         Path | None, Option(help="With --sweep: an .npz of `images`, `labels` for accuracy.")
     ] = None,
-    no_utility: Annotated[bool, Option("--no-utility", help="With --sweep: leave out the accuracy.")] = False,
+    no_utility: Annotated[
+        bool, Option("--no-utility", help="With --sweep: leave out the accuracy.")
+    ] = False,
     server: Annotated[
         str | None,
         Option(help="A server that changes the model first: imprint, imprint:bins=64, traps."),
     ] = None,
     batch_size_known: Annotated[
-        bool, Option("--batch-size-known", help="Grant the attacker the batch size (of a captured update: --batch).")
+        bool,
+        Option(
+            "--batch-size-known",
+            help="Grant the attacker the batch size (of a captured update: --batch).",
+        ),
     ] = False,
     eval_mode: options.EvalOption = False,
     buffers: options.BuffersOption = False,
@@ -90,27 +107,42 @@ def command(
     ] = None,
     prove_below: Annotated[
         float | None,
-        Option(help="Exit with 1 unless every sample's ceiling is proven to be below, from above 0 to below 1."),
+        Option(
+            help=(
+                "Exit with 1 unless every sample's ceiling is proven to be below, from above 0 to "
+                "below 1."
+            )
+        ),
     ] = None,
     fail_on_labels: Annotated[
-        bool, Option("--fail-on-labels", help="Exit with 1 when labels, tokens or categories are read, too.")
+        bool,
+        Option(
+            "--fail-on-labels", help="Exit with 1 when labels, tokens or categories are read, too."
+        ),
     ] = False,
-    ceiling: Annotated[bool, Option("--ceiling/--no-ceiling", help="Bound what any attacker can read, too.")] = True,
+    ceiling: Annotated[
+        bool, Option("--ceiling/--no-ceiling", help="Bound what any attacker can read, too.")
+    ] = True,
     junit: Annotated[
         Path | None,
         Option(help=f"JUnit XML: a test case a sample, by --fail-above (or {DEFAULT_LEVEL:g})."),
     ] = None,
-    sarif: Annotated[Path | None, Option(help="SARIF 2.1.0: a result a finding, by the same level.")] = None,
-    out: Annotated[Path, Option(help="Folder for the pages and result.json.")] = Path("unsum-report"),
+    sarif: Annotated[
+        Path | None, Option(help="SARIF 2.1.0: a result a finding, by the same level.")
+    ] = None,
+    out: Annotated[Path, Option(help="Folder for the pages and result.json.")] = Path(
+        "unsum-report"
+    ),
     force: Annotated[bool, Option("--force", help="Overwrite a report that is there.")] = False,
     as_json: options.JsonOption = False,
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
-    """Simulate one federated round, attack its update, and report what was recovered; or attack an update that was captured.
+    """Simulate one federated round, attack its update, and report what was recovered; or attack an
+    update that was captured.
 
-    Exit codes: 0 it ran (and no sample leaks more than --fail-above), 1 a sample leaks more, 2 the gate could not be decided, or
-    anything failed.
+    Exit codes: 0 it ran (and no sample leaks more than --fail-above), 1 a sample leaks more, 2 the
+    gate could not be decided, or anything failed.
     """
     if updates is None:
         check_folder(out, force=force)
@@ -119,44 +151,94 @@ def command(
         from unsum.audit.gate import check_gate, write_gate
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
-    check_gate(fail_above, junit, sarif, sweeping=bool(sweep), prove_below=prove_below, fail_on_labels=fail_on_labels)
+    check_gate(
+        fail_above,
+        junit,
+        sarif,
+        sweeping=bool(sweep),
+        prove_below=prove_below,
+        fail_on_labels=fail_on_labels,
+    )
     limit = options.seconds(time_limit)
-    others = (sweep, server, chosen.label_rule, chosen.inverse, chosen.refine, junit, sarif, prove_below)
+    others = (
+        sweep,
+        server,
+        chosen.label_rule,
+        chosen.inverse,
+        chosen.refine,
+        junit,
+        sarif,
+        prove_below,
+    )
     if updates is not None or flower_run is not None:
         loss = chosen.loss if updates is None else None
         single = (*others, captured.update, captured.before, buffers, fail_on_labels, loss)
         if any(single):
             raise UnsumError(
-                "--updates and --flower-run attack what was captured, as it is; leave out single updates, sweeps, servers, "
-                "label rules, pictures, --buffers, --prove-below, --fail-on-labels, --junit and --sarif."
+                "--updates and --flower-run attack what was captured, as it is; leave out single "
+                "updates, sweeps, servers, label rules, pictures, --buffers, --prove-below, "
+                "--fail-on-labels, --junit and --sarif."
             )
         if (defense or given.same_label) and given.data is None:
             raise UnsumError(
-                "--updates and --flower-run attack what was captured, as it is; --defense is what its clients declare, for "
-                "the ceiling of a client with samples of the kind: give these with --data."
+                "--updates and --flower-run attack what was captured, as it is; --defense is what "
+                "its clients declare, for the ceiling of a client with samples of the kind: give "
+                "these with --data."
             )
-        many: dict[str, Any] = {"out": out, "fail_above": fail_above, "as_json": as_json, "seed": seed}
+        many: dict[str, Any] = {
+            "out": out,
+            "fail_above": fail_above,
+            "as_json": as_json,
+            "seed": seed,
+        }
         many["train"] = not eval_mode
         if given.data is not None and ceiling:
             many["stand_in"] = given, batch, [parse_defense(text) for text in defense or []]
         if updates is not None:
             known = batch if batch_size_known else None
-            many |= {"processes": processes, "ray": ray, "device": options.usable_device(device), "batch_size": known}
-            audit_many(updates, named, captured, method=chosen.attack, loss=chosen.loss, time_limit=limit, **many)
+            many |= {
+                "processes": processes,
+                "ray": ray,
+                "device": options.usable_device(device),
+                "batch_size": known,
+            }
+            audit_many(
+                updates,
+                named,
+                captured,
+                method=chosen.attack,
+                loss=chosen.loss,
+                time_limit=limit,
+                **many,
+            )
         elif flower_run is not None:
-            audit_run(flower_run, named, captured, attack=chosen.attack, batch=batch, time_limit=time_limit, **many)
+            audit_run(
+                flower_run,
+                named,
+                captured,
+                attack=chosen.attack,
+                batch=batch,
+                time_limit=time_limit,
+                **many,
+            )
         return
     if processes is not None or ray is not None:
-        raise UnsumError("--processes and --ray are for many updates; add --updates FOLDER/, or leave them out.")
+        raise UnsumError(
+            "--processes and --ray are for many updates; add --updates FOLDER/, or leave them out."
+        )
     received = captured.received()
     if sweep and received is not None:
-        raise UnsumError("A sweep simulates every round; leave out the captured update, or leave out --sweep.")
+        raise UnsumError(
+            "A sweep simulates every round; leave out the captured update, or leave out --sweep."
+        )
     if not sweep and (keep_under is not None or utility_data is not None or no_utility):
         raise UnsumError(
-            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep noise=1e-3..10."
+            "--keep-under, --utility-data and --no-utility belong to a sweep; add, say, --sweep "
+            "noise=1e-3..10."
         )
     trained = captured.simulated() if received is None else {}
-    shared: dict[str, Any] = {  # what a sweep takes as one round does; refused there, with a sentence
+    # what a sweep takes as one round does; refused there, with a sentence
+    shared: dict[str, Any] = {
         "model": named.model,
         "data": given.data,
         "loading": named.loading,
@@ -213,7 +295,8 @@ def command(
 
 
 def _written(result: Audit, out: Path, force: bool) -> Path:
-    """The report where it belongs; where that fails, after all that work, in a folder for temporary files."""
+    """The report where it belongs; where that fails, after all that work, in a folder for temporary
+    files."""
     try:
         return result.write(out, force=force)
     except OSError as reason:
@@ -222,7 +305,8 @@ def _written(result: Audit, out: Path, force: bool) -> Path:
         except OSError:
             raise reason from None
         raise UnsumError(
-            f"{str(out)!r} could not be written ({first_line(reason)}); the report is in {str(page.parent)!r}."
+            f"{str(out)!r} could not be written ({first_line(reason)}); the report is in "
+            f"{str(page.parent)!r}."
         ) from reason
 
 

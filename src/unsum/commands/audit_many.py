@@ -1,5 +1,6 @@
-"""`unsum audit` of many clients' updates: `--updates FOLDER/`, a row each in one SQLite file that grows as they come; and
-`--flower-run FOLDER`, a stored federated run, every client and round on one page."""
+"""`unsum audit` of many clients' updates: `--updates FOLDER/`, a row each in one SQLite file that
+grows as they come; and `--flower-run FOLDER`, a stored federated run, every client and round on one
+page."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     Declared = tuple[options.ClientData, int | None, list[Defense]]
 
 FILE = "findings.sqlite"
-_ON_PAGE = 5_000  # updates on a page that a browser opens at once; the CSV and the file have them all
+# updates on a page that a browser opens at once; the CSV and the file have them all
+_ON_PAGE = 5_000
 _SHOWN, _SHOWN_OF_RUN = 10, 20  # updates on the screen; the file and the page have them all
 _LOOKED_AT = 10  # updates that may be damaged before one tells the model's classes
 _SECONDS = 10.0  # for one update of a run, unless --time-limit says otherwise: a run has many
@@ -54,7 +56,8 @@ def audit_many(
     stand_in: Declared | None = None,
     **how: Any,
 ) -> None:
-    """Audit them, show a summary, and leave with the gate's exit code; the same command goes on where one was stopped."""
+    """Audit them, show a summary, and leave with the gate's exit code; the same command goes on
+    where one was stopped."""
     from unsum.audit.many import attack_many
     from unsum.audit.many.arrived import in_folder
     from unsum.audit.many.table import write_csv
@@ -64,14 +67,20 @@ def audit_many(
     alike = Received(**vars(replace(captured, update=folder)))
     with stages() as shown:
         shown.say("Loading the model")
-        loaded = _model((one.update for one in itertools.islice(in_folder(folder, alike), _LOOKED_AT)), named, seed)
+        loaded = _model(
+            (one.update for one in itertools.islice(in_folder(folder, alike), _LOOKED_AT)),
+            named,
+            seed,
+        )
         client = _stand_in(stand_in, named, captured, seed=seed, train=how["train"])
         bounded: dict[str, Any] = {}
         out.mkdir(parents=True, exist_ok=True)
         shown.say("Auditing the updates")
         updates = in_folder(folder, alike)
         start = time.perf_counter()
-        findings = attack_many(loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how)
+        findings = attack_many(
+            loaded.model, updates, results=out / FILE, seed=seed, progress=shown, **how
+        )
         shown.say("Writing the page")
         if client is not None:
             from unsum.integrations.stand_in import declared_by, like_this_one
@@ -112,22 +121,37 @@ def _stand_in(
     from unsum.local_training import LocalTraining
 
     given, batch, chain = declared
-    place: dict[str, Any] = {"loading": named.loading, "samples": given.samples(batch), "seed": how["seed"]}
+    place: dict[str, Any] = {
+        "loading": named.loading,
+        "samples": given.samples(batch),
+        "seed": how["seed"],
+    }
     own = Inputs(named.model, given.data, **place).simulated()[1]
     training = LocalTraining(
-        captured.learning_rate, captured.steps, None, captured.weight_decay, captured.momentum, captured.epochs
+        captured.learning_rate,
+        captured.steps,
+        None,
+        captured.weight_decay,
+        captured.momentum,
+        captured.epochs,
     )
     return StandIn(own, chain, training, **how)
 
 
-def _page_of(findings: Findings, loaded: LoadedModel, folder: Path, seconds: float, **bounded: Any) -> RunAudit:
-    """The page of a stored run, for updates that were found in a folder; of very many, those that leak most."""
+def _page_of(
+    findings: Findings, loaded: LoadedModel, folder: Path, seconds: float, **bounded: Any
+) -> RunAudit:
+    """The page of a stored run, for updates that were found in a folder; of very many, those that
+    leak most."""
     from unsum.audit.over_time import Audited, RunAudit
     from unsum.audit.provenance import Provenance, fingerprint, versions
 
     total = len(findings)
     shown = list(findings) if total <= _ON_PAGE else findings.largest(_ON_PAGE)
-    left_out = f"This page is of {len(shown):,} of {total:,} updates, those that leak most; the CSV beside it has all."
+    left_out = (
+        f"This page is of {len(shown):,} of {total:,} updates, those that leak most; the CSV "
+        "beside it has all."
+    )
     return RunAudit(
         loaded.name,
         str(folder),
@@ -148,11 +172,16 @@ def _command() -> str:
 
 
 def summary(findings: Findings, fail_above: float | None) -> dict[str, Any]:
-    """Counts for machines, and what a gate at this level says: an update of which nobody knows does not pass it."""
+    """Counts for machines, and what a gate at this level says: an update of which nobody knows does
+    not pass it."""
     from unsum.audit.gate import EXIT_CODES, outcome_of, result_of
 
     failed = sum(finding.outcome == "failed" for finding in findings)
-    content: dict[str, Any] = {"updates": len(findings), "states": findings.counts(), "failed": failed}
+    content: dict[str, Any] = {
+        "updates": len(findings),
+        "states": findings.counts(),
+        "failed": failed,
+    }
     if fail_above is None:
         return content
     outcomes = [(finding.client, outcome_of(finding.leakage, fail_above)) for finding in findings]
@@ -160,10 +189,16 @@ def summary(findings: Findings, fail_above: float | None) -> dict[str, Any]:
     result = result_of((finding.leakage for finding in findings), fail_above)
     reason = f"No update leaks more than {fail_above:g}."
     if result == "failed":
-        reason = f"{len(above)} of {len(findings)} updates leak more than {fail_above:g}; the first is {above[0]}."
+        reason = (
+            f"{len(above)} of {len(findings)} updates leak more than {fail_above:g}; the first is "
+            f"{above[0]}."
+        )
     elif result == "undecided":
         unknown = sum(outcome == "unknown" for _, outcome in outcomes)
-        reason = f"Of {unknown} of {len(findings)} updates it is not decidable whether they leak, which is not safe."
+        reason = (
+            f"Of {unknown} of {len(findings)} updates it is not decidable whether they leak, which "
+            "is not safe."
+        )
     return content | {"gate": {"exit_code": EXIT_CODES[result], "reason": reason}}
 
 
@@ -174,7 +209,9 @@ def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> Load
     refused: UnsumError | None = None
     for update in updates:
         try:
-            return Inputs(named.model, update=update, loading=named.loading, seed=seed).captured()[0]
+            return Inputs(named.model, update=update, loading=named.loading, seed=seed).captured()[
+                0
+            ]
         except UnsumError as error:
             refused = refused or error
     raise needed(refused, "An update")
@@ -182,9 +219,19 @@ def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> Load
 
 def _show(findings: Findings, model: str) -> None:
     OUT.print(
-        f"{len(findings)} updates of {model}: {', '.join(f'{n} {state}' for state, n in findings.counts().items())}"
+        f"{len(findings)} updates of {model}: "
+        f"{', '.join(f'{n} {state}' for state, n in findings.counts().items())}"
     )
-    table = Table("round", "client", "leakage", "certain", "samples", "attack", title="The most", title_justify="left")
+    table = Table(
+        "round",
+        "client",
+        "leakage",
+        "certain",
+        "samples",
+        "attack",
+        title="The most",
+        title_justify="left",
+    )
     for finding in findings.largest(_SHOWN):
         sure = "yes" if finding.exact else "no"
         table.add_row(
@@ -221,12 +268,18 @@ def audit_run(
     from unsum.models.received import Received
 
     declared = LocalTraining(
-        captured.learning_rate, captured.steps, batch, captured.weight_decay, captured.momentum, captured.epochs
+        captured.learning_rate,
+        captured.steps,
+        batch,
+        captured.weight_decay,
+        captured.momentum,
+        captured.epochs,
     )
     waiting, start, missing = list(replies(folder)), time.perf_counter(), gaps(folder)
     if not waiting:
         raise UnsumError(
-            f"{str(folder)!r} holds no client's answer; {missing[-1] if missing else 'run the training again.'}"
+            f"{str(folder)!r} holds no client's answer; "
+            f"{missing[-1] if missing else 'run the training again.'}"
         )
     limit = _SECONDS if time_limit is None else options.seconds(time_limit)
     with stages() as shown, interruptible():
@@ -235,14 +288,29 @@ def audit_run(
         client = _stand_in(stand_in, named, captured, seed=seed, train=train)
         done = []
         for place, one in enumerate(waiting, 1):
-            shown.say(f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})")
-            done.append(one.audited(loaded.model, declared, attack, train=train, seed=seed, time_limit=limit))
+            shown.say(
+                f"Auditing client {one.client} in round {one.round} ({place} of {len(waiting)})"
+            )
+            done.append(
+                one.audited(
+                    loaded.model, declared, attack, train=train, seed=seed, time_limit=limit
+                )
+            )
         ceilings = [] if client is None else _after_each(waiting[-1], folder, loaded, client, shown)
     granted = next((one.finding.granted for one in done if one.finding.granted), ())
     made = Provenance.of(model=fingerprint(loaded.model.state_dict()))
     how: dict[str, Any] = {"provenance": made, "versions": versions(), "ceilings": ceilings}
     how["declared"] = "" if client is None else declared_by(client)
-    run = RunAudit(loaded.name, str(folder), done, missing, _command(), time.perf_counter() - start, granted, **how)
+    run = RunAudit(
+        loaded.name,
+        str(folder),
+        done,
+        missing,
+        _command(),
+        time.perf_counter() - start,
+        granted,
+        **how,
+    )
     page = run.write(out)
     if as_json:
         typer.echo(json.dumps(run.to_dict() | {"report": str(page)}, indent=2))
@@ -275,7 +343,9 @@ def _show_run(run: RunAudit) -> None:
     for one in run.audited[:_SHOWN_OF_RUN]:
         finding = one.finding
         sure = "yes" if finding.exact else "no"
-        table.add_row(str(finding.round), Text(finding.client), finding.leaked, sure, Text(one.told))
+        table.add_row(
+            str(finding.round), Text(finding.client), finding.leaked, sure, Text(one.told)
+        )
     OUT.print(table)
     OUT.print(run.headline)
     for sentence in run.sentences:

@@ -1,4 +1,5 @@
-"""What `unsum audit` prints of a round (the setting, samples beside the truth, other defenses, the verdict) and of a sweep."""
+"""What `unsum audit` prints of a round (the setting, samples beside the truth, other defenses, the
+verdict) and of a sweep."""
 
 from __future__ import annotations
 
@@ -63,17 +64,26 @@ def _setting_table(result: Audit) -> Table:
     there = f" (there are {setting.batch_size})" if result.truth else ""
     facts: dict[str, str | Text] = {
         "model": setting.model,
-        "private batch": f"{batch}, {f'{setting.classes} classes, ' if result.labeled else ''}{setting.mode} mode",
+        "private batch": (
+            f"{batch}, {f'{setting.classes} classes, ' if result.labeled else ''}{setting.mode} "
+            "mode"
+        ),
         "defense": setting.defenses,
         "granted to the attacker": _granted(result),
         "attack": setting.attack,
-        f"{result.kind}s found": "; ".join(filter(None, [f"{found}{which}{there}", leak.uncounted])),
+        f"{result.kind}s found": "; ".join(
+            filter(None, [f"{found}{which}{there}", leak.uncounted])
+        ),
         "certificate": "exact" if leak.exact else "not exact",
         "predicted feature error": error(leak.predicted_error),
         "gradient scale found": f"{leak.scale:.6g}",
-        "time": f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}",
+        "time": (
+            f"attack {leak.seconds:.2f} s, everything {result.seconds:.1f} s on {setting.device}"
+        ),
     }
-    table = Table(show_header=False, title="One federated round, seen by the server", title_justify="left")
+    table = Table(
+        show_header=False, title="One federated round, seen by the server", title_justify="left"
+    )
     for name, value in facts.items():
         table.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
     return table
@@ -88,19 +98,25 @@ def _called(result: Audit) -> str:
 
 def _granted(result: Audit) -> Text:
     """What no honest server may do stands out in red."""
-    lines = [Text(plain(line), "bold red" if line == CHANGES_MODEL else "") for line in result.granted]
+    lines = [
+        Text(plain(line), "bold red" if line == CHANGES_MODEL else "") for line in result.granted
+    ]
     return Text("\n").join(lines)
 
 
 def _sample_table(result: Audit) -> Table:
-    """The samples; titles and labels as `Text`, because names from outside must not be read as rich's markup."""
+    """The samples; titles and labels as `Text`, because names from outside must not be read as
+    rich's markup."""
     compared, pictures = result.truth is not None, result.leak.images is not None
     if result.texts is not None:
         return _text_table(result)
-    table = Table(title="Recovered, beside the truth" if compared else "Recovered", title_justify="left")
+    table = Table(
+        title="Recovered, beside the truth" if compared else "Recovered", title_justify="left"
+    )
     label = "label" if result.labeled else "target"
     for heading in (_called(result), label) if compared else ("sample", f"{label} found"):
-        table.add_column(heading, overflow="fold")  # a long name goes on in the next line, and is never cut
+        # a long name goes on in the next line, and is never cut
+        table.add_column(heading, overflow="fold")
     split = any(row.shares.read == "features" for row in result.rows)
     figures = [
         *(["features", result.sizes.noun] if split else ["found"]),
@@ -115,7 +131,11 @@ def _sample_table(result: Audit) -> Table:
 
 
 def _text_table(result: Audit) -> Table:
-    table = Table("text", title="Recovered, beside the truth" if result.truth else "Recovered", title_justify="left")
+    table = Table(
+        "text",
+        title="Recovered, beside the truth" if result.truth else "Recovered",
+        title_justify="left",
+    )
     for heading in ("as it was", "recovered") if result.truth else ("recovered",):
         table.add_column(heading)
     for heading in ("found", "ceiling") if result.truth else ("certified",):
@@ -123,7 +143,9 @@ def _text_table(result: Audit) -> Table:
     for row in result.rows:
         found = Text(row.found_label or "not found", "green" if row.label_correct else "")
         shares = [percent(row.leakage), *([percent(row.ceiling)] if result.truth else [])]
-        table.add_row(Text(row.title), *([Text(row.label or "")] if result.truth else []), found, *shares)
+        table.add_row(
+            Text(row.title), *([Text(row.label or "")] if result.truth else []), found, *shares
+        )
     return table
 
 
@@ -131,7 +153,11 @@ def distribution_table(told: LabelDistribution) -> Table:
     """How many samples of each class a client of several local steps has."""
     truth_known = any(one.true is not None for one in told.classes)
     table = Table("class", title="The client's labels", title_justify="left")
-    for heading in ("found", f"interval ({100 * told.level:.0f} %)", *(["true"] if truth_known else [])):
+    for heading in (
+        "found",
+        f"interval ({100 * told.level:.0f} %)",
+        *(["true"] if truth_known else []),
+    ):
         table.add_column(heading, justify="right")
     for one in told.classes:
         table.add_row(Text(plain(one.name)), *one.cells[: 3 if truth_known else 2])
@@ -156,10 +182,15 @@ def _row_table(rows: TableRows) -> Table:
 
 
 def show_tried(tried: list[Tried]) -> None:
-    """A line for every attack: what it got, and why that is nothing where it refused or does not apply."""
+    """A line for every attack: what it got, and why that is nothing where it refused or does not
+    apply."""
     before = ""
     for one in tried:
-        why = f" ({'for the same reason' if one.remark == before else plain(one.remark)})" if one.empty else ""
+        why = (
+            f" ({'for the same reason' if one.remark == before else plain(one.remark)})"
+            if one.empty
+            else ""
+        )
         before = one.remark if one.empty else before
         OUT.print(f"Tried {one.attack}: {one.got}{why}", markup=False, highlight=False)
 
@@ -173,7 +204,13 @@ def _comparison_table(comparison: Comparison) -> Table:
     for i, point in enumerate(comparison.points):
         labels = point.labels_named.replace(" of ", "/")
         accuracy = percent(point.accuracy.mean) if point.accuracy else "–"
-        figures = percent(point.worst), ceiling_of(point), labels, accuracy, point.verdict(DEFAULT_LEVEL)
+        figures = (
+            percent(point.worst),
+            ceiling_of(point),
+            labels,
+            accuracy,
+            point.verdict(DEFAULT_LEVEL),
+        )
         table.add_row(Text(comparison.label(i)), *figures)
     return table
 
@@ -181,14 +218,22 @@ def _comparison_table(comparison: Comparison) -> Table:
 def _cells(row: SampleRow, pictures: bool, *, split: bool) -> list[str | Text]:
     found = row.found_label or "not found"
     if row.score is None:
-        return [Text(row.title), Text(found), row.leaked if row.leakage == row.leakage else percent(row.leakage)]
+        return [
+            Text(row.title),
+            Text(found),
+            row.leaked if row.leakage == row.leakage else percent(row.leakage),
+        ]
     return [
         Text(row.title),
         _label(row, found, row.score.label_correct),
         percent(row.leakage),
         *([percent(row.shares.sample)] if split else []),
         percent(row.ceiling),
-        *([fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)] if pictures else [error(row.score.feature_error)]),
+        *(
+            [fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)]
+            if pictures
+            else [error(row.score.feature_error)]
+        ),
     ]
 
 
@@ -213,7 +258,9 @@ def show_sweep(sweep: SweepResult, page: Path) -> None:
 def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
     before = "" if sweep.setting.defenses == "none" else f", after {sweep.setting.defenses}"
     table = Table(
-        title=f"{curve.name}{before}: worst and mean found, and the ceiling", title_justify="left", box=box.SIMPLE_HEAD
+        title=f"{curve.name}{before}: worst and mean found, and the ceiling",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
     )
     table.add_column("strength", no_wrap=True)
     for heading in (
@@ -232,7 +279,13 @@ def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
     for point in curve.points:
         proven = point.proven(sweep.keep_under)
         word = "proven" if proven else "unproven"
-        mark = "" if point is not enough and not proven else " ← ruins" if sweep.ruins(point) else f" ← {word}"
+        mark = (
+            ""
+            if point is not enough and not proven
+            else " ← ruins"
+            if sweep.ruins(point)
+            else f" ← {word}"
+        )
         color = None if not mark else "green" if proven and not sweep.ruins(point) else "yellow"
         table.add_row(*_sweep_cells(sweep, point, short(point.strength) + mark), style=color)
     return table

@@ -19,11 +19,15 @@ from unsum.files.report_folder import check_writable
 def command(
     named: options.NamedModel,
     given: options.ClientData,
-    batch: Annotated[int | None, Option(help="How many samples the client has.", show_default="8")] = None,
+    batch: Annotated[
+        int | None, Option(help="How many samples the client has.", show_default="8")
+    ] = None,
     defense: options.DefenseOption = None,
     eval_mode: options.EvalOption = False,
     buffers: options.BuffersOption = False,
-    out: Annotated[Path, Option(help="The file for the update, .safetensors.")] = Path("client.safetensors"),
+    out: Annotated[Path, Option(help="The file for the update, .safetensors.")] = Path(
+        "client.safetensors"
+    ),
     force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
     as_json: options.JsonOption = False,
     device: options.DeviceOption = "cpu",
@@ -34,7 +38,9 @@ def command(
         raise UnsumError(f"Updates are saved as .safetensors; rename {out.name!r} accordingly.")
     check_writable(out.parent)
     if out.exists() and not force:
-        raise UnsumError(f"{str(out)!r} exists already; add --force to overwrite it, or name another with --out.")
+        raise UnsumError(
+            f"{str(out)!r} exists already; add --force to overwrite it, or name another with --out."
+        )
     with loading():
         import torch
 
@@ -46,7 +52,9 @@ def command(
     chosen = options.usable_device(device)
     with stages() as shown:
         shown.say("Loading the model and the client's samples")
-        inputs = Inputs(named.model, given.data, loading=named.loading, samples=given.samples(batch), seed=seed)
+        inputs = Inputs(
+            named.model, given.data, loading=named.loading, samples=given.samples(batch), seed=seed
+        )
         text = is_text(named.model)
         if text:
             read = text_inputs(inputs)
@@ -60,7 +68,9 @@ def command(
         shown.say("The client computes its update")
         torch.manual_seed(seed)
         sent = network.to(chosen), images.to(chosen), targets.to(chosen)
-        mask, segments = (None if part is None else part.to(chosen) for part in besides or (None, None))
+        mask, segments = (
+            None if part is None else part.to(chosen) for part in besides or (None, None)
+        )
         train = not eval_mode
         update = (
             capture_text(*sent, mask=mask, segments=segments, train=train, defenses=chain)
@@ -73,8 +83,21 @@ def command(
     what = "texts" if text else "photos" if given.target is None else "rows"
     defenses = " | ".join(repr(part) for part in chain) or "none"
     if as_json:
-        content = {"update": str(out), "model": name, "samples": len(images), "defenses": defenses, "seed": seed}
-        typer.echo(json.dumps(content | {"tensors": len(update.gradients), "values": values}, indent=2))
+        content = {
+            "update": str(out),
+            "model": name,
+            "samples": len(images),
+            "defenses": defenses,
+            "seed": seed,
+        }
+        typer.echo(
+            json.dumps(content | {"tensors": len(update.gradients), "values": values}, indent=2)
+        )
         return
-    typer.echo(f"{out}: {len(update.gradients)} tensors, {values:,} values, of {len(images)} {what}.")
-    typer.echo(f"Model: {name}. Defense: {defenses}. The file says nothing about the {what} or their number.")
+    typer.echo(
+        f"{out}: {len(update.gradients)} tensors, {values:,} values, of {len(images)} {what}."
+    )
+    typer.echo(
+        f"Model: {name}. Defense: {defenses}. The file says nothing about the {what} or their "
+        "number."
+    )

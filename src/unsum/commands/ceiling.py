@@ -29,29 +29,45 @@ def command(
     named: options.NamedModel,
     given: options.ClientData,
     batch: Annotated[
-        int | None, Option(help="How many photos, rows or texts the client trains on.", show_default="8")
+        int | None,
+        Option(help="How many photos, rows or texts the client trains on.", show_default="8"),
     ] = None,
     defense: options.DefenseOption = None,
     noise: Annotated[
-        float | None, Option(help="Gaussian noise of this standard deviation on every entry, after --defense.")
+        float | None,
+        Option(help="Gaussian noise of this standard deviation on every entry, after --defense."),
     ] = None,
     prove_below: Annotated[
         float,
-        Option(help="The leakage that every ceiling is held against; exit with 1 where one is not proven to be below."),
+        Option(
+            help=(
+                "The leakage that every ceiling is held against; exit with 1 where one is not "
+                "proven to be below."
+            )
+        ),
     ] = DEFAULT_LEVEL,
     pairs: Annotated[
         int | None,
-        Option(help="Pairs of worlds for every sample.", show_default="until it is decided, at most 256"),
+        Option(
+            help="Pairs of worlds for every sample.",
+            show_default="until it is decided, at most 256",
+        ),
     ] = None,
     observer: Annotated[
         str,
-        Option(help="Who looks: server, aggregate:CLIENTS, or outsider:CLIENTS:NOISE with the server's own noise."),
+        Option(
+            help=(
+                "Who looks: server, aggregate:CLIENTS, or outsider:CLIENTS:NOISE with the server's "
+                "own noise."
+            )
+        ),
     ] = "server",
     others: Annotated[
         str | None,
         Option(
-            help="Public data that the other clients of a sum are taken to hold: photos (the embedded ones) or a folder. "
-            "An estimate then, which proves nothing; without it their data are granted."
+            help="Public data that the other clients of a sum are taken to hold: photos (the "
+            "embedded ones) or a folder. An estimate then, which proves nothing; without it their "
+            "data are granted."
         ),
     ] = None,
     rounds: Annotated[
@@ -59,15 +75,25 @@ def command(
     ] = None,
     flower_run: Annotated[
         Path | None,
-        Option(help="A stored federated run: what is proven of this client's data after each of its rounds."),
+        Option(
+            help=(
+                "A stored federated run: what is proven of this client's data after each of its "
+                "rounds."
+            )
+        ),
     ] = None,
     presence: Annotated[
-        bool, Option("--presence", help="Bound as well how well anyone tells whether a sample took part.")
+        bool,
+        Option(
+            "--presence", help="Bound as well how well anyone tells whether a sample took part."
+        ),
     ] = False,
     loss: Annotated[
         str | None, Option(help="The client's loss, if not cross-entropy: bce, mse or focal:GAMMA.")
     ] = None,
-    learning_rate: Annotated[float | None, Option("--lr", help="The client's learning rate, for local steps.")] = None,
+    learning_rate: Annotated[
+        float | None, Option("--lr", help="The client's learning rate, for local steps.")
+    ] = None,
     local_steps: Annotated[
         int | None, Option(help="How many steps of SGD the client takes, in all epochs together.")
     ] = None,
@@ -77,7 +103,10 @@ def command(
     eval_mode: options.EvalOption = False,
     buffers: options.BuffersOption = False,
     time_limit: Annotated[
-        float | None, Option(help="Seconds for the pairs of worlds; 0 takes as long as it takes.", show_default="120")
+        float | None,
+        Option(
+            help="Seconds for the pairs of worlds; 0 takes as long as it takes.", show_default="120"
+        ),
     ] = None,
     as_json: options.JsonOption = False,
     device: options.DeviceOption = "cpu",
@@ -85,15 +114,24 @@ def command(
 ) -> None:
     """Prove an upper limit of what any attacker reads of each sample, whatever it computes.
 
-    Exit codes: 0 when every sample is proven to be below --prove-below, 1 when that is not proven, 2 when the input was wrong.
+    Exit codes: 0 when every sample is proven to be below --prove-below, 1 when that is not proven,
+    2 when the input was wrong.
     """
     if rounds is not None and rounds < 1:
         raise UnsumError(f"--rounds counts rounds on the same data, at least 1, not {rounds}.")
     with loading():
         import unsum
         from unsum.defend import parse_defense
-    if named.classes is not None or named.classes_from is not None or named.fresh_head or named.download:
-        raise UnsumError("--classes, --classes-from, --fresh-head and --download belong to an audit; leave them out.")
+    if (
+        named.classes is not None
+        or named.classes_from is not None
+        or named.fresh_head
+        or named.download
+    ):
+        raise UnsumError(
+            "--classes, --classes-from, --fresh-head and --download belong to an audit; leave them "
+            "out."
+        )
     how: dict[str, Any] = {
         "noise": noise,
         "defenses": [parse_defense(text) for text in defense or []],
@@ -116,12 +154,23 @@ def command(
     with stages() as shown:
         if flower_run is not None:
             if others is not None:
-                raise UnsumError("Over stored rounds the other clients' data are granted; leave --others out.")
-            found, curve = _after_each(flower_run, named.model, given.data, where, pairs, how | {"progress": shown})
+                raise UnsumError(
+                    "Over stored rounds the other clients' data are granted; leave --others out."
+                )
+            found, curve = _after_each(
+                flower_run, named.model, given.data, where, pairs, how | {"progress": shown}
+            )
         else:
             level = prove_below if pairs is None else None
             found = unsum.ceiling(
-                named.model, given.data, level=level, pairs=pairs, others=others, progress=shown, **how, **where
+                named.model,
+                given.data,
+                level=level,
+                pairs=pairs,
+                others=others,
+                progress=shown,
+                **how,
+                **where,
             )
             curve = {r: float(found.after(r).max()) for r in _rounds(rounds)}
     proven = found.decided(prove_below) == "below"
@@ -133,7 +182,12 @@ def command(
 
 
 def _after_each(
-    folder: Path, model: str, data: str | None, where: dict[str, Any], pairs: int | None, how: dict[str, Any]
+    folder: Path,
+    model: str,
+    data: str | None,
+    where: dict[str, Any],
+    pairs: int | None,
+    how: dict[str, Any],
 ) -> tuple[Ceiling, dict[int, float]]:
     """The ceiling after the last of the stored rounds, and the largest one after each."""
     import copy
@@ -146,10 +200,15 @@ def _after_each(
 
     loading = unsum.Loading(where["weights"], image_size=where["image_size"])
     samples = unsum.ClientSamples(where["batch"], target=where["target"], columns=where["columns"])
-    loaded, own = Inputs(model, data, loading=loading, samples=samples, seed=how["seed"]).simulated()
+    loaded, own = Inputs(
+        model, data, loading=loading, samples=samples, seed=how["seed"]
+    ).simulated()
     sent = list(sent_weights(folder))
     if not sent:
-        raise UnsumError(f"{str(folder)!r} holds no round whose weights were stored; give what StoreUpdates wrote.")
+        raise UnsumError(
+            f"{str(folder)!r} holds no round whose weights were stored; give what StoreUpdates "
+            "wrote."
+        )
 
     def models() -> Iterator[nn.Module]:
         for _, tensors in sent:
@@ -185,7 +244,9 @@ def _plain(found: Ceiling, level: float, proven: bool, curve: dict[int, float]) 
     from unsum.audit.result import finite
 
     whole = {"level": level, "proven": proven, "decision": found.decided(level)}
-    return finite(found.to_dict() | whole | {"after_rounds": {str(r): value for r, value in curve.items()}})
+    return finite(
+        found.to_dict() | whole | {"after_rounds": {str(r): value for r, value in curve.items()}}
+    )
 
 
 def _show(found: Ceiling, level: float, proven: bool, curve: dict[int, float]) -> None:
@@ -197,7 +258,9 @@ def _show(found: Ceiling, level: float, proven: bool, curve: dict[int, float]) -
     table = Table(title="What nobody can exceed", title_justify="left")
     table.add_column(found.unit)
     named = {"ceiling": found.samples, "at least": found.lower, "label told apart": found.labels}
-    named |= {"one of two told": found.guesses} | ({} if found.present is None else {"presence told": found.present})
+    named |= {"one of two told": found.guesses} | (
+        {} if found.present is None else {"presence told": found.present}
+    )
     for name in named:
         table.add_column(name, justify="right")
     for i in range(len(found.samples)):
@@ -205,6 +268,8 @@ def _show(found: Ceiling, level: float, proven: bool, curve: dict[int, float]) -
     OUT.print(table)
     for rounds, value in curve.items():
         OUT.print(f"After round {rounds} on the same data: at most {percent(value)}.")
-    OUT.print(ceiling_words.headline(found, level), style="green" if proven else "yellow", soft_wrap=True)
+    OUT.print(
+        ceiling_words.headline(found, level), style="green" if proven else "yellow", soft_wrap=True
+    )
     for sentence in ceiling_words.details(found):
         OUT.print(f"• {sentence}", soft_wrap=True)

@@ -30,7 +30,8 @@ def command(
     captured: options.Captured,
     data: options.DataOption = None,
     inverse: Annotated[
-        Path | None, Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures.")
+        Path | None,
+        Option(help="An inverse from `unsum train-inverse` for this backbone, for pictures."),
     ] = None,
     batch: Annotated[int | None, Option(help="How many samples a client trains on.")] = None,
     same_label: Annotated[int, Option(help="How many of them share one label.")] = 0,
@@ -39,9 +40,11 @@ def command(
     device: options.DeviceOption = "cpu",
     seed: options.SeedOption = 0,
 ) -> None:
-    """Say what an audit would run into, without running it, and whether a model (or a file of weights) looks tampered with.
+    """Say what an audit would run into, without running it, and whether a model (or a file of
+    weights) looks tampered with.
 
-    Exit code 2 if something will not work, 1 if the model looks as if its server had prepared it to leak.
+    Exit code 2 if something will not work, 1 if the model looks as if its server had prepared it to
+    leak.
     """
     with loading():
         import unsum

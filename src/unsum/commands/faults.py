@@ -1,4 +1,5 @@
-"""What goes wrong with the machine rather than with the input, in a sentence that says what is kept and how to go on."""
+"""What goes wrong with the machine rather than with the input, in a sentence that says what is kept
+and how to go on."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Interrupt:
         self._before = signal.getsignal(signal.SIGINT)
 
     def __enter__(self) -> Interrupt:
-        if self._before is signal.default_int_handler:  # else somebody decided otherwise, as a shell's background does
+        # else somebody decided otherwise, as a shell's background does
+        if self._before is signal.default_int_handler:
             signal.signal(signal.SIGINT, self)
         return self
 
@@ -72,15 +74,26 @@ def sentence_of(error: BaseException) -> str:
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | ImportError) and any(part in text for part in _MEMORY)
     ):
-        return f"Memory ran out; a smaller --batch, a smaller model or another --device needs less. {go_on()}"
+        return (
+            "Memory ran out; a smaller --batch, a smaller model or another --device needs less. "
+            f"{go_on()}"
+        )
     device = getattr(sys.modules.get("torch"), "AcceleratorError", ())
-    if isinstance(error, device) or (isinstance(error, RuntimeError) and any(part in text for part in _DEVICE)):
+    if isinstance(error, device) or (
+        isinstance(error, RuntimeError) and any(part in text for part in _DEVICE)
+    ):
         return f"The device failed ({first_line(error)}); --device cpu does without it. {go_on()}"
     told = f"{type(error).__name__}: {first_line(error)}"
     line = _users_line(error)
     if line is not None:
-        return f"The model's own code failed in {line} ({told}); correct it, or see --verbose for the whole way there."
-    return f"The run failed ({told}); --verbose shows where. If the input is right, this is a defect: please report it."
+        return (
+            f"The model's own code failed in {line} ({told}); correct it, or see --verbose for the "
+            "whole way there."
+        )
+    return (
+        f"The run failed ({told}); --verbose shows where. If the input is right, this is a defect: "
+        "please report it."
+    )
 
 
 def _misused(error: Any) -> str:
@@ -93,7 +106,12 @@ def _misused(error: Any) -> str:
 
 def _users_line(error: BaseException) -> str | None:
     """The last line that ran of code that is neither ours nor installed."""
-    folders = [unsum.__path__[0], *site.getsitepackages(), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+    folders = [
+        unsum.__path__[0],
+        *site.getsitepackages(),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+    ]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and not any(path.is_relative_to(folder) for folder in folders):

@@ -1,4 +1,5 @@
-"""Commands that packages of their own bring, by an entry point of the group `unsum.commands` that names a Typer application."""
+"""Commands that packages of their own bring, by an entry point of the group `unsum.commands` that
+names a Typer application."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ def _absent(name: str) -> typer.Typer:
     def refuse(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
         del words
         raise UnsumError(
-            f"`unsum {name}` is in a package of its own, {PACKAGES[name]}, which is not installed here or cannot be "
-            f"imported; get it with `pip install ./{name}` in a copy of unsum's repository."
+            f"`unsum {name}` is in a package of its own, {PACKAGES[name]}, which is not installed "
+            f"here or cannot be imported; get it with `pip install ./{name}` in a copy of unsum's "
+            "repository."
         )
 
     return app

@@ -33,11 +33,14 @@ app = typer.Typer(
 def _list(
     family: Annotated[
         str | None,
-        typer.Argument(help=f"What each does and needs: of a method, or of a family ({', '.join(FAMILIES)})."),
+        typer.Argument(
+            help=f"What each does and needs: of a method, or of a family ({', '.join(FAMILIES)})."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Every attack, label rule, peeler, inverter, server and defense by name; of one family, what each does and needs."""
+    """Every attack, label rule, peeler, inverter, server and defense by name; of one family, what
+    each does and needs."""
     show(as_json, family)
 
 
@@ -62,12 +65,12 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = (
-        False
-    ),
-    verbose: Annotated[bool, typer.Option(_VERBOSE, help="Show the traceback of an error, wherever this stands.")] = (
-        False
-    ),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = (False),
+    verbose: Annotated[
+        bool, typer.Option(_VERBOSE, help="Show the traceback of an error, wherever this stands.")
+    ] = (False),
 ) -> None:
     """Both are dealt with before: by its callback, and by `main`."""
     del version, verbose
@@ -78,16 +81,24 @@ for name, command in COMMANDS.items():
 _GROUPS = installed.groups()
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
-for info in (*app.registered_commands, *(one for group in _GROUPS.values() for one in group.registered_commands)):
+for info in (
+    *app.registered_commands,
+    *(one for group in _GROUPS.values() for one in group.registered_commands),
+):
     info.epilog = f"{_VERBOSE} shows the traceback of an error."
 
 
 def run() -> None:
-    """Run what the command line asks for, and leave with its exit code (see `unsum.commands.main`)."""
+    """Run what the command line asks for, and leave with its exit code (see
+    `unsum.commands.main`)."""
     interrupt = faults.Interrupt()
     try:
         with interrupt:
-            code = app([word for word in sys.argv[1:] if word != _VERBOSE], prog_name="unsum", standalone_mode=False)
+            code = app(
+                [word for word in sys.argv[1:] if word != _VERBOSE],
+                prog_name="unsum",
+                standalone_mode=False,
+            )
     except BaseException as error:
         code = faults.INTERRUPTED if interrupt.came else _told(error)
     if interrupt.came and code:  # Ctrl-C is how the live page ends well
@@ -102,7 +113,8 @@ def _told(error: BaseException) -> int:
         traceback.print_exception(error)
     if isinstance(error, SystemExit) and getattr(error.__context__, "errno", None) == errno.EPIPE:
         return faults.FAILED  # whoever read the output has left, as `head` does
-    cause = error.__cause__ if isinstance(error, typer.Abort) else None  # the library hides an EOFError so
+    # the library hides an EOFError so
+    cause = error.__cause__ if isinstance(error, typer.Abort) else None
     sentence = faults.sentence_of(cause or error)
     if sentence:  # none where a command without arguments has shown its help
         say(sentence, "red")

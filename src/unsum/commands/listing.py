@@ -1,4 +1,5 @@
-"""What `unsum list` shows: every method that can be named. It needs neither Typer nor PyTorch, unless there are plug-ins."""
+"""What `unsum list` shows: every method that can be named. It needs neither Typer nor PyTorch,
+unless there are plug-ins."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ FAMILIES = {
 
 
 def show(as_json: bool, family: str | None = None) -> None:
-    """Every family with the names in it; of one family, or one name, what each does and needs. As JSON, all of it."""
+    """Every family with the names in it; of one family, or one name, what each does and needs. As
+    JSON, all of it."""
     plugins = any(group.startswith("unsum.") for group in entry_points().groups - {COMMANDS})
     if plugins:
         with loading():
@@ -61,7 +63,10 @@ def _asked(listed: Listed, name: str) -> Listed:
         return {FAMILIES[name]: listed[FAMILIES[name]]}
     known = {entry["name"] for entries in listed.values() for entry in entries}
     check_name("family or method", name, [*FAMILIES, *known])
-    found = {title: [entry for entry in entries if entry["name"] == name] for title, entries in listed.items()}
+    found = {
+        title: [entry for entry in entries if entry["name"] == name]
+        for title, entries in listed.items()
+    }
     return {title: entries for title, entries in found.items() if entries}
 
 
@@ -75,14 +80,17 @@ def _show_names(listed: Listed) -> None:
 
 
 def _show_details(title: str, entries: list[dict[str, str]]) -> None:
-    table = Table(*(_HEADINGS.get(field, field) for field in entries[0]), title=title, title_justify="left")
+    table = Table(
+        *(_HEADINGS.get(field, field) for field in entries[0]), title=title, title_justify="left"
+    )
     for entry in entries:
         table.add_row(*entry.values())
     OUT.print(table)
 
 
 def _own() -> Listed:
-    """Without plug-ins everything is known beforehand, and PyTorch need not be imported (`scripts/list_methods.py`)."""
+    """Without plug-ins everything is known beforehand, and PyTorch need not be imported
+    (`scripts/list_methods.py`)."""
     listed: Listed = json.loads((files("unsum.commands") / "methods.json").read_text("utf-8"))
     return listed
 

@@ -1,4 +1,5 @@
-"""Where `unsum` begins; `unsum --help` is answered before anything else is loaded, `unsum list` before Typer is."""
+"""Where `unsum` begins; `unsum --help` is answered before anything else is loaded, `unsum list`
+before Typer is."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from unsum.commands.help import shown
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 it ran, 1 a leak above the gate's level, 2 everything that failed, 130 Ctrl-C."""
+    """Entry point. Exit codes: 0 it ran, 1 a leak above the gate's level, 2 everything that failed,
+    130 Ctrl-C."""
     if sys.argv[1:] == ["--help"]:
         print(shown())
         raise SystemExit(0)

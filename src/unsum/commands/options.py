@@ -1,4 +1,5 @@
-"""Options that several commands share, and what they stand for; what always goes together is one group."""
+"""Options that several commands share, and what they stand for; what always goes together is one
+group."""
 
 from __future__ import annotations
 
@@ -24,18 +25,24 @@ DataOption = Annotated[
     str | None,
     Option(
         "--data",
-        help="Photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR or hf:FOLDER. A table: .csv, .tsv or .parquet. "
-        "Text for a language model: one a line, or .jsonl.",
+        help="Photos: a folder, tar (webdataset too) or npz, torchvision:NAME:DIR or hf:FOLDER. A "
+        "table: .csv, .tsv or .parquet. Text for a language model: one a line, or .jsonl.",
         show_default="the embedded ones",
     ),
 ]
 PreviousOption = Annotated[
     Path | None,
-    Option(help="The client's update of the round before: momentum (--momentum, or found) is taken off."),
+    Option(
+        help=(
+            "The client's update of the round before: momentum (--momentum, or found) is taken off."
+        )
+    ),
 ]
 DefenseOption = Annotated[
     list[str] | None,
-    Option(metavar="<str>", help="noise:STD, clip:NORM … from `unsum list defenses`; repeat to chain."),
+    Option(
+        metavar="<str>", help="noise:STD, clip:NORM … from `unsum list defenses`; repeat to chain."
+    ),
 ]
 EvalOption = Annotated[bool, Option("--eval-mode", help="BatchNorm uses running statistics.")]
 TimeLimitOption = Annotated[
@@ -58,35 +65,49 @@ class NamedModel:
     model: Annotated[
         str,
         Option(
-            help="default (embedded), mlp, mlp:embedded (tables), torchvision:NAME, torchvision:NAME:WEIGHTS, timm:NAME, "
-            "hf:FOLDER, FILE.py:FACTORY or FILE.pt2 (torch.export).",
+            help="default (embedded), mlp, mlp:embedded (tables), torchvision:NAME, "
+            "torchvision:NAME:WEIGHTS, timm:NAME, hf:FOLDER, FILE.py:FACTORY or FILE.pt2 "
+            "(torch.export).",
             show_default=False,
         ),
     ] = "default"
-    weights: Annotated[Path | None, Option(help="Its state dict: .safetensors, .pt or .npz.")] = None
+    weights: Annotated[Path | None, Option(help="Its state dict: .safetensors, .pt or .npz.")] = (
+        None
+    )
     classes: Annotated[
         int | None,
         Option(help="Its classes.", show_default="those of the data, update or head"),
     ] = None
     classes_from: Annotated[
         Path | None,
-        Option(help="A trained head's classes in its order: a file, one a line, or the folder it was trained on."),
+        Option(
+            help=(
+                "A trained head's classes in its order: a file, one a line, or the folder it was "
+                "trained on."
+            )
+        ),
     ] = None
-    fresh_head: Annotated[bool, Option("--fresh-head", help="Put a new head on trained weights, for another task.")] = (
-        False
-    )
+    fresh_head: Annotated[
+        bool, Option("--fresh-head", help="Put a new head on trained weights, for another task.")
+    ] = False
     image_size: Annotated[
         int | None,
-        Option(help="Side of the photos.", show_default="what the model takes, the photos' own first"),
+        Option(
+            help="Side of the photos.", show_default="what the model takes, the photos' own first"
+        ),
     ] = None
-    download: Annotated[bool, Option("--download", help="Fetch published torchvision weights.")] = False
+    download: Annotated[bool, Option("--download", help="Fetch published torchvision weights.")] = (
+        False
+    )
 
     @property
     def loading(self) -> Loading:
         """Its origin as `unsum.audit` takes it."""
         import unsum
 
-        return unsum.Loading(**{name: value for name, value in vars(self).items() if name != "model"})
+        return unsum.Loading(
+            **{name: value for name, value in vars(self).items() if name != "model"}
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +118,10 @@ class ClientData:
     target: Annotated[str | None, Option(help="Of a table: the column to predict.")] = None
     columns: Annotated[
         str | None,
-        Option(help="Of a table: what columns are, as zip=category,age=number,id=skip.", show_default="guessed"),
+        Option(
+            help="Of a table: what columns are, as zip=category,age=number,id=skip.",
+            show_default="guessed",
+        ),
     ] = None
     same_label: Annotated[int, Option(help="How many of them share one label; 0: any.")] = 0
 
@@ -105,7 +129,9 @@ class ClientData:
         """`batch` of them, as `unsum.audit` takes them."""
         import unsum
 
-        return unsum.ClientSamples(batch, **{name: value for name, value in vars(self).items() if name != "data"})
+        return unsum.ClientSamples(
+            batch, **{name: value for name, value in vars(self).items() if name != "data"}
+        )
 
 
 @dataclass(frozen=True)
@@ -113,32 +139,49 @@ class ChosenAttack:
     """How its update is attacked, as `unsum.audit` takes it."""
 
     attack: Annotated[str, Option(help="auto, or one from `unsum list attacks`.")] = "auto"
-    label_rule: Annotated[str | None, Option("--labels", help="A rule for the labels, from `unsum list labels`.")] = (
-        None
-    )
+    label_rule: Annotated[
+        str | None, Option("--labels", help="A rule for the labels, from `unsum list labels`.")
+    ] = None
     inverse: Annotated[
         list[Path] | None,
-        Option(metavar="<path>", help="What `unsum train-inverse` wrote, for pictures; repeat for inner layers."),
+        Option(
+            metavar="<path>",
+            help="What `unsum train-inverse` wrote, for pictures; repeat for inner layers.",
+        ),
     ] = None
-    refine: Annotated[str | None, Option(help="Refine pictures: features (raises PSNR), or f, g, gf.")] = None
+    refine: Annotated[
+        str | None, Option(help="Refine pictures: features (raises PSNR), or f, g, gf.")
+    ] = None
     loss: Annotated[
         str | None,
-        Option(help="Its loss: bce, mse or focal:GAMMA; the attacker knows it.", show_default="cross-entropy"),
+        Option(
+            help="Its loss: bce, mse or focal:GAMMA; the attacker knows it.",
+            show_default="cross-entropy",
+        ),
     ] = None
 
 
 @dataclass(frozen=True)
 class Captured:
-    """An update that was captured, as `Received` has it; how a client trains may also be that of a simulated one."""
+    """An update that was captured, as `Received` has it; how a client trains may also be that of a
+    simulated one."""
 
     update: Annotated[
         Path | None,
         Option(help="A file (.safetensors, .npz, .pt, Flower's .pb) or a folder of .npy."),
     ] = None
-    before: Annotated[Path | None, Option(help="Instead: the weights that the server sent out.")] = None
-    after: Annotated[Path | None, Option(help="Instead: the weights that the client sent back.")] = None
-    delta: Annotated[bool, Option("--delta", help="It is a change of weights, not a gradient.")] = False
-    learning_rate: Annotated[float | None, Option("--lr", help="Learning rate, for weights and local steps.")] = None
+    before: Annotated[
+        Path | None, Option(help="Instead: the weights that the server sent out.")
+    ] = None
+    after: Annotated[
+        Path | None, Option(help="Instead: the weights that the client sent back.")
+    ] = None
+    delta: Annotated[bool, Option("--delta", help="It is a change of weights, not a gradient.")] = (
+        False
+    )
+    learning_rate: Annotated[
+        float | None, Option("--lr", help="Learning rate, for weights and local steps.")
+    ] = None
     steps: Annotated[
         int | None,
         Option("--local-steps", help="Steps of SGD that it takes, in all epochs together."),
@@ -151,7 +194,9 @@ class Captured:
         """The files of the update, if any option speaks of one."""
         if self.update is None and self.before is None and self.after is None:
             if self.delta:
-                raise UnsumError("--delta describes a captured update; give --update, or --before and --after.")
+                raise UnsumError(
+                    "--delta describes a captured update; give --update, or --before and --after."
+                )
             return None
         from unsum.models.received import Received
 
@@ -172,14 +217,17 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(hints[name]):
             groups[name] = hints[name]
             kinds = get_type_hints(hints[name], include_extras=True)
-            flat += [_option(part.name, part.default, kinds[part.name]) for part in fields(groups[name])]
+            flat += [
+                _option(part.name, part.default, kinds[part.name]) for part in fields(groups[name])
+            ]
         else:
             flat.append(_option(name, parameter.default, hints[name]))
 
     @wraps(command)
     def called(**values: Any) -> None:
         made = {
-            name: kind(**{part.name: values.pop(part.name) for part in fields(kind)}) for name, kind in groups.items()
+            name: kind(**{part.name: values.pop(part.name) for part in fields(kind)})
+            for name, kind in groups.items()
         }
         command(**made, **values)
 
@@ -201,7 +249,8 @@ def seconds(wanted: float | None) -> float | None:
 
 
 def usable_device(name: str) -> str:
-    """`name` if torch can compute there, else a sentence instead of a traceback from the middle of the run."""
+    """`name` if torch can compute there, else a sentence instead of a traceback from the middle of
+    the run."""
     import torch
 
     try:

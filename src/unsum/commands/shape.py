@@ -1,4 +1,5 @@
-"""What all commands have in common: the panels of their help, and the former names of options, hidden for one release."""
+"""What all commands have in common: the panels of their help, and the former names of options,
+hidden for one release."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ PANELS = {
     "Model": "model weights classes classes_from fresh_head image_size download",
     "Data": "data target columns batch same_label",
     "Captured update": "update before after delta previous updates processes ray flower_run",
-    "Client": "learning_rate steps epochs momentum weight_decay loss eval_mode buffers defense sweep keep_under "
-    "utility_data no_utility",
+    "Client": (
+        "learning_rate steps epochs momentum weight_decay loss eval_mode buffers defense sweep "
+        "keep_under utility_data no_utility"
+    ),
     "Attacker": "attack label_rule inverse refine server batch_size_known time_limit",
     "Gate": "fail_above prove_below fail_on_labels ceiling junit sarif",
     "Output": "out force as_json compare device seed",
@@ -44,13 +47,19 @@ def place(name: str) -> int:
 class Command(TyperCommand):
     """A command that knows the former names of its options."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: of Click, or of Typer's own copy of it
-        return super().parse_args(ctx, [_renamed(word, FORMER.get(self.name or "", {})) for word in args])
+    # Any: of Click, or of Typer's own copy of it
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(
+            ctx, [_renamed(word, FORMER.get(self.name or "", {})) for word in args]
+        )
 
     def get_help_option(self, ctx: Any) -> Any:
-        """In the panel of the output, where there are panels: alone it would be the first of them."""
+        """In the panel of the output, where there are panels: alone it would be the first of
+        them."""
         option = super().get_help_option(ctx)
-        if option is not None and any(getattr(param, "rich_help_panel", None) for param in self.params):
+        if option is not None and any(
+            getattr(param, "rich_help_panel", None) for param in self.params
+        ):
             option.rich_help_panel = "Output"
         return option
 
@@ -59,5 +68,8 @@ def _renamed(word: str, former: dict[str, str]) -> str:
     name, equals, value = word.partition("=")
     if name not in former:
         return word
-    say(f"{name} is called {former[name]} now; the former name goes with the next release.", "yellow")
+    say(
+        f"{name} is called {former[name]} now; the former name goes with the next release.",
+        "yellow",
+    )
     return former[name] + equals + value

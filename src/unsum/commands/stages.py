@@ -1,4 +1,5 @@
-"""What a person at a terminal sees while an attack runs: the stage, and a bar with the losses of methods that iterate."""
+"""What a person at a terminal sees while an attack runs: the stage, and a bar with the losses of
+methods that iterate."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from rich.progress import Progress as Bars
 
 from unsum.running.progress import Looking, Progress
 
-PROGRESS = Console(stderr=True, markup=False, highlight=False)  # stdout has results alone: --json can be piped
+# stdout has results alone: --json can be piped
+PROGRESS = Console(stderr=True, markup=False, highlight=False)
 OUT = Console(markup=False, highlight=False)
 LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 
@@ -40,7 +42,8 @@ def loading() -> Iterator[None]:
 
 
 class Stages(Progress):
-    """Stages as they begin, and bars for steps and parts. A log has a line for every stage, and for steps now and then."""
+    """Stages as they begin, and bars for steps and parts. A log has a line for every stage, and for
+    steps now and then."""
 
     def __init__(self, bars: Bars, total: int | None) -> None:
         self._bars, self._total = bars, total
@@ -58,7 +61,9 @@ class Stages(Progress):
         shown = f"step {number}: {' '.join(f'{loss:.1e}' for loss in losses)}"
         self._bars.update(self._task, completed=number, total=self._total, losses=shown)
         if self._bars.disable and time.monotonic() - self._said > LINE_EVERY:
-            self._line(shown if self._total is None else shown.replace(":", f" of {self._total}:", 1))
+            self._line(
+                shown if self._total is None else shown.replace(":", f" of {self._total}:", 1)
+            )
 
     def looking(self, state: Looking) -> None:
         self._bars.update(self._task, losses=str(state))
@@ -72,7 +77,9 @@ class Stages(Progress):
 
     def _line(self, sentence: str) -> None:
         self._said = time.monotonic()
-        self._bars.console.print(f"unsum: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(
+            f"unsum: {sentence}", markup=False, highlight=False, soft_wrap=True
+        )
 
     def _show_parts(self) -> None:
         if self._parts is not None:
@@ -82,7 +89,8 @@ class Stages(Progress):
 
 @contextmanager
 def stages(total: int | None = None, console: Console = PROGRESS) -> Iterator[Stages]:
-    """Stages on `console`; `total` is how many steps an iteration will take, where that is known."""
+    """Stages on `console`; `total` is how many steps an iteration will take, where that is
+    known."""
     columns = (
         *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20)),
         *(TextColumn("{task.fields[losses]}"), TimeElapsedColumn()),

@@ -29,39 +29,73 @@ _HELD_OUT = 0.05  # of the photos, when no others are given
 
 def command(
     data: Annotated[
-        list[Path], Option(help="Photos to train on: a folder, tar, npz or torchvision:NAME:FOLDER; repeat for more.")
+        list[Path],
+        Option(
+            help=(
+                "Photos to train on: a folder, tar, npz or torchvision:NAME:FOLDER; repeat for "
+                "more."
+            )
+        ),
     ],
-    out: Annotated[Path, Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")],
-    model: Annotated[str, Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")] = "default",
-    weights: Annotated[Path | None, Option(help="The backbone's weights, .safetensors or .pt.")] = None,
-    held_out: Annotated[
-        list[Path] | None, Option(help="Photos that are only scored; by default a twentieth of the others.")
+    out: Annotated[
+        Path, Option(help="Folder for the inverse and its checkpoint; an interrupted run goes on.")
+    ],
+    model: Annotated[
+        str, Option(help="As for `unsum audit`: torchvision:NAME, hf:FOLDER …")
+    ] = "default",
+    weights: Annotated[
+        Path | None, Option(help="The backbone's weights, .safetensors or .pt.")
     ] = None,
-    image_size: Annotated[int | None, Option(help="Side of the photos; by default what the model takes.")] = None,
-    hours: Annotated[float | None, Option(help="Hours of training; or say how many --steps.")] = None,
+    held_out: Annotated[
+        list[Path] | None,
+        Option(help="Photos that are only scored; by default a twentieth of the others."),
+    ] = None,
+    image_size: Annotated[
+        int | None, Option(help="Side of the photos; by default what the model takes.")
+    ] = None,
+    hours: Annotated[
+        float | None, Option(help="Hours of training; or say how many --steps.")
+    ] = None,
     steps: Annotated[int | None, Option(help="Steps of training, instead of --hours.")] = None,
     batch: Annotated[int, Option(help="Photos in a step, on every GPU.")] = 256,
     clients: Annotated[
-        str, Option(help="Batch sizes of the clients to expect, for BatchNorm in train mode; 0 is eval mode.")
+        str,
+        Option(
+            help=(
+                "Batch sizes of the clients to expect, for BatchNorm in train mode; 0 is eval mode."
+            )
+        ),
     ] = "8,8,8,32,256",
-    loss: Annotated[str, Option(help="psnr, mse, l1, rgla or viewing; the last two need LPIPS.")] = "psnr",
+    loss: Annotated[
+        str, Option(help="psnr, mse, l1, rgla or viewing; the last two need LPIPS.")
+    ] = "psnr",
     decoder: Annotated[str, Option(help="decoder, or fgla-generator for comparison.")] = "decoder",
     layer: Annotated[
         str | None,
-        Option(help="A convolution or dense layer inside the model, to invert what it reads; attacks go down to it."),
+        Option(
+            help=(
+                "A convolution or dense layer inside the model, to invert what it reads; attacks "
+                "go down to it."
+            )
+        ),
     ] = None,
     learning_rate: Annotated[float, Option("--lr", help="Highest learning rate.")] = 1e-3,
     start: Annotated[Path | None, Option(help="An inverse to begin with, for fine-tuning.")] = None,
-    devices: Annotated[str, Option(help="How many GPUs or processes; several nodes through torchrun.")] = "1",
+    devices: Annotated[
+        str, Option(help="How many GPUs or processes; several nodes through torchrun.")
+    ] = "1",
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto",
     seed: options.SeedOption = 0,
 ) -> None:
-    """Train the network that turns a backbone's features back into pictures, on photos of your own."""
+    """Train the network that turns a backbone's features back into pictures, on photos of your
+    own."""
     with loading():
         from unsum.data import read_photos
         from unsum.invert.train import Training, new_fabric, train_inverse
         from unsum.models import load_model
-    loaded = load_model(model, classes=10, seed=seed, weights=weights, size=image_size, fresh_head=True)
+    loaded = load_model(
+        model, classes=10, seed=seed, weights=weights, size=image_size, fresh_head=True
+    )
     training = Training(
         hours=hours,
         steps=steps,
@@ -96,8 +130,13 @@ def command(
             draw=_board(out, fabric.is_global_zero),
         )
     if fabric.is_global_zero:
-        figure = next(value for name, value in inverse.card.items() if name.startswith("held_out_psnr"))
-        print(f"{out / 'inverse.safetensors'}: {figure} dB on {len(scored):,} photos that it was not trained on.")
+        figure = next(
+            value for name, value in inverse.card.items() if name.startswith("held_out_psnr")
+        )
+        print(
+            f"{out / 'inverse.safetensors'}: {figure} dB on {len(scored):,} photos that it was not "
+            "trained on."
+        )
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -127,7 +166,12 @@ def _chosen(photos: Photos, rows: Tensor) -> Photos:
 @contextmanager
 def _bars(visible: bool) -> Iterator[Callable[[TrainingState], None]]:
     """A bar with the live score on a terminal, a line now and then in a log."""
-    columns = (TextColumn("Training"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("Training"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
     drawn, last = visible and PROGRESS.is_terminal, -_LINE_EVERY
     with Bars(*columns, console=PROGRESS, transient=True, disable=not drawn) as bars:
         task = bars.add_task("", total=1.0)
@@ -136,10 +180,15 @@ def _bars(visible: bool) -> Iterator[Callable[[TrainingState], None]]:
             nonlocal last
             sentence = (
                 f"step {progress.step:,}, {progress.photos_per_second:,.0f} photos/s, "
-                f"{progress.train_psnr:.2f} dB in training, {progress.held_out_psnr:.2f} dB held out"
+                f"{progress.train_psnr:.2f} dB in training, {progress.held_out_psnr:.2f} dB held "
+                "out"
             )
             bars.update(task, completed=min(1.0, progress.done), description=sentence)
-            if visible and not drawn and (time.monotonic() - last > _LINE_EVERY or progress.done >= 1):
+            if (
+                visible
+                and not drawn
+                and (time.monotonic() - last > _LINE_EVERY or progress.done >= 1)
+            ):
                 last = time.monotonic()
                 say(f"{progress.done:.0%}, {sentence}")
 
@@ -163,7 +212,9 @@ def _board(out: Path, visible: bool) -> Callable[[int, dict[str, float], Tensor]
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
         writer.add_image(
-            "original above, inverse below", torch.cat([torch.cat(list(row), 2) for row in pictures], 1), step
+            "original above, inverse below",
+            torch.cat([torch.cat(list(row), 2) for row in pictures], 1),
+            step,
         )
         writer.flush()
 

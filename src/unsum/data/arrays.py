@@ -1,4 +1,5 @@
-"""Inputs and targets that are no labeled photos: masks, numbers to predict, sequences, in the arrays of an npz."""
+"""Inputs and targets that are no labeled photos: masks, numbers to predict, sequences, in the
+arrays of an npz."""
 
 from __future__ import annotations
 
@@ -16,17 +17,25 @@ _COLORS = (1, 3)  # channels of a photo, which stand last in a file and first in
 
 
 def open_arrays(path: Path) -> tuple[Tensor, Tensor] | None:
-    """(inputs, targets) as a model takes them; None where the npz holds labeled photos, or nothing of the kind.
+    """(inputs, targets) as a model takes them; None where the npz holds labeled photos, or nothing
+    of the kind.
 
-    `images` or `inputs` are photos, uint8, or numbers of any shape, which stay as they are; `labels` or `targets` have
-    one entry or array for each: class numbers, masks of class numbers, or numbers to predict.
+    `images` or `inputs` are photos, uint8, or numbers of any shape, which stay as they are;
+    `labels` or `targets` have one entry or array for each: class numbers, masks of class numbers,
+    or numbers to predict.
     """
     try:
         held = read_npz(path, ("images", "inputs", "labels", "targets"), kinds="iubf")
     except Exception:  # damaged, or no numbers: who reads photos says what is wrong
         return None
     images, labels = held.get("images", held.get("inputs")), held.get("labels", held.get("targets"))
-    if images is None or labels is None or images.ndim < 2 or labels.ndim < 1 or len(images) != len(labels):
+    if (
+        images is None
+        or labels is None
+        or images.ndim < 2
+        or labels.ndim < 1
+        or len(images) != len(labels)
+    ):
         return None
     photos = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in _COLORS
     classes = labels.dtype.kind in "iu"

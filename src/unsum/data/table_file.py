@@ -1,4 +1,5 @@
-"""A table out of a file, CSV or Parquet: read in pieces and as text, so that a million rows take little memory."""
+"""A table out of a file, CSV or Parquet: read in pieces and as text, so that a million rows take
+little memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def is_table(data: object) -> bool:
 
 
 class TableFile:
-    """The names of a table's columns, and its rows as text: the empty string where Parquet has nothing."""
+    """The names of a table's columns, and its rows as text: the empty string where Parquet has
+    nothing."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -33,10 +35,13 @@ class TableFile:
         self.names = self._parquet_names() if self.parquet else self._csv_names()
         twice = next((name for name in self.names if self.names.count(name) > 1), None)
         if twice is not None:
-            raise UnsumError(f"{path.name!r} has two columns called {shown(twice)}; rename one of them.")
+            raise UnsumError(
+                f"{path.name!r} has two columns called {shown(twice)}; rename one of them."
+            )
         if not 2 <= len(self.names) <= _MOST_COLUMNS:
             raise UnsumError(
-                f"{path.name!r} has {len(self.names):,} columns; a table needs 2 to {_MOST_COLUMNS:,}, named in its first line."
+                f"{path.name!r} has {len(self.names):,} columns; a table needs 2 to "
+                f"{_MOST_COLUMNS:,}, named in its first line."
             )
 
     def pieces(self) -> Iterator[Piece]:
@@ -50,7 +55,11 @@ class TableFile:
         """The rows with these numbers, counted from 0, in the order of `places`."""
         wanted, found, start = sorted(set(places)), dict[int, Sequence[str]](), 0
         for piece in self.pieces():
-            found |= {place: piece[place - start] for place in wanted if start <= place < start + len(piece)}
+            found |= {
+                place: piece[place - start]
+                for place in wanted
+                if start <= place < start + len(piece)
+            }
             start += len(piece)
             if start > wanted[-1]:
                 break
@@ -58,7 +67,8 @@ class TableFile:
 
     def line(self, row: int) -> str:
         """Where a row stands, in words."""
-        return f"row {row + 1}" if self.parquet else f"line {row + 2}"  # the first line names the columns
+        # the first line names the columns
+        return f"row {row + 1}" if self.parquet else f"line {row + 2}"
 
     def _csv_names(self) -> list[str]:
         try:
@@ -82,8 +92,9 @@ class TableFile:
                         yield cells
                     elif cells:  # csv gives nothing for an empty line
                         raise UnsumError(
-                            f"Line {reader.line_num} of {self.path.name!r} has {len(cells)} cells and the first line {width}; "
-                            "put quotes around cells that hold the delimiter."
+                            f"Line {reader.line_num} of {self.path.name!r} has {len(cells)} cells "
+                            f"and the first line {width}; put quotes around cells that hold the "
+                            "delimiter."
                         )
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise self._unreadable(error) from error
@@ -100,7 +111,8 @@ class TableFile:
         try:
             for batch in parquet.ParquetFile(self.path).iter_batches(_PIECE):
                 columns = [
-                    ["" if value is None else str(value) for value in column.to_pylist()] for column in batch.columns
+                    ["" if value is None else str(value) for value in column.to_pylist()]
+                    for column in batch.columns
                 ]
                 yield list(zip(*columns, strict=True))
         except Exception as error:

@@ -1,8 +1,10 @@
-"""What the columns of a table are, and how a row becomes the numbers that a network reads, and back again.
+"""What the columns of a table are, and how a row becomes the numbers that a network reads, and back
+again.
 
-A number is standardized; mean and deviation are remembered, so that what an attack reads is shown in the table's own units. Of
-two values one is 1 and the other 0. More values are one-hot, or a code where the network embeds them. A missing number is the
-column's mean, a missing category a category of its own.
+A number is standardized; mean and deviation are remembered, so that what an attack reads is shown
+in the table's own units. Of two values one is 1 and the other 0. More values are one-hot, or a code
+where the network embeds them. A missing number is the column's mean, a missing category a category
+of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from unsum.models.table_network import RowShape
 Kind = Literal["number", "category", "skip"]
 KINDS: tuple[Kind, ...] = ("number", "category", "skip")
 MISSING = "missing"
-_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", MISSING})  # as tables write it, in small letters
+# as tables write it, in small letters
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", MISSING})
 _DIGITS = 12  # behind the point, at most: what a double holds of numbers near 1
 
 
@@ -44,7 +47,9 @@ class TableColumn:
     def encode(self, cells: Sequence[str], *, embedded: bool) -> Tensor:
         """(B, width) what the network reads."""
         if self.kind == "number":
-            numbers = torch.tensor([number_in(cell, self.mean) for cell in cells], dtype=torch.float64)
+            numbers = torch.tensor(
+                [number_in(cell, self.mean) for cell in cells], dtype=torch.float64
+            )
             return ((numbers - self.mean) / self.deviation)[:, None].float()
         codes = torch.tensor([self.values.index(category_in(cell)) for cell in cells])
         if self.plain or embedded:
@@ -63,20 +68,23 @@ class TableColumn:
         return f"{number:.{self.decimals}f}" if math.isfinite(number) else str(number)
 
     def same(self, found: str, true: str) -> bool:
-        """Whether a cell was found: the category, or the number to the last digit that the table writes (or that single precision
-        carries: a ten-thousandth of the column's deviation)."""
+        """Whether a cell was found: the category, or the number to the last digit that the table
+        writes (or that single precision carries: a ten-thousandth of the column's deviation)."""
         if self.kind != "number":
             return found == true
         return found == true or abs(float(found) - float(true)) <= 1e-4 * self.deviation
 
     def shown(self, cell: str) -> str:
         """A true cell as it went into the network."""
-        return self.written(number_in(cell, self.mean)) if self.kind == "number" else category_in(cell)
+        return (
+            self.written(number_in(cell, self.mean)) if self.kind == "number" else category_in(cell)
+        )
 
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns in their order, and the target's classes. `embedded` categories are codes for embedding layers."""
+    """The columns in their order, and the target's classes. `embedded` categories are codes for
+    embedding layers."""
 
     columns: tuple[TableColumn, ...]
     target: str
@@ -89,11 +97,15 @@ class TableSchema:
         if not self.embedded:
             return RowShape(self.width, range(self.width))
         plain = [place for place, column in enumerate(self.columns) if column.plain]
-        return RowShape(self.width, plain, [len(column.values) for column in self.columns if not column.plain])
+        return RowShape(
+            self.width, plain, [len(column.values) for column in self.columns if not column.plain]
+        )
 
     def widths(self) -> list[int]:
         """How many inputs each column takes."""
-        return [1 if column.plain or self.embedded else len(column.values) for column in self.columns]
+        return [
+            1 if column.plain or self.embedded else len(column.values) for column in self.columns
+        ]
 
     @property
     def width(self) -> int:
@@ -102,15 +114,20 @@ class TableSchema:
     def encode(self, rows: Sequence[Sequence[str]]) -> Tensor:
         """(B, width) of rows that hold the cells of these columns."""
         columns = zip(self.columns, zip(*rows, strict=True), strict=True)
-        return torch.cat([column.encode(cells, embedded=self.embedded) for column, cells in columns], dim=1)
+        return torch.cat(
+            [column.encode(cells, embedded=self.embedded) for column, cells in columns], dim=1
+        )
 
     def decode(self, inputs: Tensor) -> list[list[str]]:
-        """The cells of (n, width) inputs; where categories are embedded, inputs hold their codes."""
+        """The cells of (n, width) inputs; where categories are embedded, inputs hold their
+        codes."""
         parts = inputs.double().cpu().split(self.widths(), dim=1)
         rows = []
         for place in range(len(inputs)):
             read = [part[place] for part in parts]
-            rows.append([self._cell(column, one) for column, one in zip(self.columns, read, strict=True)])
+            rows.append(
+                [self._cell(column, one) for column, one in zip(self.columns, read, strict=True)]
+            )
         return rows
 
     def _cell(self, column: TableColumn, read: Tensor) -> str:
@@ -131,7 +148,9 @@ def declared_kinds(text: str | Mapping[str, str] | None, names: Sequence[str]) -
         check_name("column", name, names)
         kind = next((kind for kind in KINDS if kind == said), None)
         if kind is None:
-            raise UnsumError(f"The column {shown(name)} is said to be {shown(said)}; say {', '.join(KINDS)}.")
+            raise UnsumError(
+                f"The column {shown(name)} is said to be {shown(said)}; say {', '.join(KINDS)}."
+            )
         found[name] = kind
     return found
 

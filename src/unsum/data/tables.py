@@ -1,4 +1,5 @@
-"""A client's batch out of a table: every column is looked at once, and a few rows are read again."""
+"""A client's batch out of a table: every column is looked at once, and a few rows are read
+again."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _LISTED = 4  # columns that a sentence names
 
 @dataclass
 class _Profile:
-    """What a column holds, gathered piece by piece: its first values, and mean and squares of its numbers, merged as Chan et al.
-    1979 do."""
+    """What a column holds, gathered piece by piece: its first values, and mean and squares of its
+    numbers, merged as Chan et al. 1979 do."""
 
     numbers: int = 0
     mean: float = 0.0
@@ -53,7 +54,9 @@ class _Profile:
 
     @property
     def decimals(self) -> int:
-        return max((decimals_of(value) for value in self.values if number(value) is not None), default=0)
+        return max(
+            (decimals_of(value) for value in self.values if number(value) is not None), default=0
+        )
 
     def add(self, cells: Sequence[str], row: int) -> None:
         if not self.crowded:
@@ -80,7 +83,8 @@ class _Profile:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """A table that was looked through: what its columns are, every row's class, and what was done to make it fit."""
+    """A table that was looked through: what its columns are, every row's class, and what was done
+    to make it fit."""
 
     file: TableFile
     schema: TableSchema
@@ -88,16 +92,22 @@ class ClientTable:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, path: Path, target: str | None, columns: str | Mapping[str, str] | None = None) -> ClientTable:
+    def open(
+        cls, path: Path, target: str | None, columns: str | Mapping[str, str] | None = None
+    ) -> ClientTable:
         file = TableFile(path)
         names = file.names
         if target is None:
             raise UnsumError(
-                f"Say which column of {path.name!r} the model predicts: --target, one of {_listed(names)}."
+                f"Say which column of {path.name!r} the model predicts: --target, one of "
+                f"{_listed(names)}."
             )
         check_name("column", target, names)
         kinds = declared_kinds(columns, names)
-        profiles, answers = {name: _Profile() for name in names if kinds.get(name) != "skip"}, list[str]()
+        profiles, answers = (
+            {name: _Profile() for name in names if kinds.get(name) != "skip"},
+            list[str](),
+        )
         for piece in file.pieces():
             cells = dict(zip(names, zip(*piece, strict=True), strict=True))
             for name, profile in profiles.items():
@@ -107,18 +117,25 @@ class ClientTable:
             raise UnsumError(f"{path.name!r} has no rows below its first line.")
         classes = _classes(file, target, profiles.pop(target, _Profile()))
         notes: list[str] = []
-        found = [_column(file, name, profile, kinds.get(name), notes) for name, profile in profiles.items()]
+        found = [
+            _column(file, name, profile, kinds.get(name), notes)
+            for name, profile in profiles.items()
+        ]
         kept = tuple(column for column in found if column is not None)
         constant = [name for name, column in zip(profiles, found, strict=True) if column is None]
         if constant:
             notes.append(f"Left out, being the same in every row: {_listed(constant)}.")
         if not kept:
-            raise UnsumError(f"{path.name!r} has no column beside {shown(target)} that differs between its rows.")
+            raise UnsumError(
+                f"{path.name!r} has no column beside {shown(target)} that differs between its rows."
+            )
         number_of = {name: place for place, name in enumerate(classes)}
         labels = torch.tensor([number_of.get(answer, -1) for answer in answers])
         lacking = int((labels < 0).sum())
         if lacking:
-            notes.append(f"{lacking:,} of {len(labels):,} rows have no {shown(target)} and are left out.")
+            notes.append(
+                f"{lacking:,} of {len(labels):,} rows have no {shown(target)} and are left out."
+            )
         return cls(file, TableSchema(kept, target, classes), labels, tuple(notes))
 
     def with_embeddings(self) -> ClientTable:
@@ -128,12 +145,17 @@ class ClientTable:
     def batch(self, size: int, *, same_label: int = 0, seed: int = 0) -> Batch:
         """`size` rows, chosen by `seed` as photos are, encoded for a network."""
         usable = (self.labels >= 0).nonzero()[:, 0]
-        places = [int(usable[i]) for i in places_of(self.labels[usable], size, same_label, seed, what="rows")]
+        places = [
+            int(usable[i])
+            for i in places_of(self.labels[usable], size, same_label, seed, what="rows")
+        ]
         wanted = [self.file.names.index(column.name) for column in self.schema.columns]
         rows = [[row[i] for i in wanted] for row in self.file.rows(places)]
         titles = [self.file.line(place) for place in places]
         names, notes = list(self.schema.classes), " ".join(self.notes)
-        return Batch(self.schema.encode(rows), self.labels[places], titles, names, notes, self.schema)
+        return Batch(
+            self.schema.encode(rows), self.labels[places], titles, names, notes, self.schema
+        )
 
 
 def _classes(file: TableFile, target: str, profile: _Profile) -> tuple[str, ...]:
@@ -142,44 +164,60 @@ def _classes(file: TableFile, target: str, profile: _Profile) -> tuple[str, ...]
     name = f"The target {shown(target)} of {file.path.name!r}"
     if profile.crowded:
         raise UnsumError(
-            f"{name} has more than {_MOST_VALUES:,} values; a classifier's has fewer, so bin it, or choose another."
+            f"{name} has more than {_MOST_VALUES:,} values; a classifier's has fewer, so bin it, "
+            "or choose another."
         )
     if len(values) < 2:
         only = f"the one value {shown(next(iter(values)))}" if values else "no value"
-        raise UnsumError(f"{name} has {only}; choose another --target, or rows of two classes or more.")
+        raise UnsumError(
+            f"{name} has {only}; choose another --target, or rows of two classes or more."
+        )
     return tuple(sorted(values, key=_in_order))
 
 
-def _column(file: TableFile, name: str, seen: _Profile, said: Kind | None, notes: list[str]) -> TableColumn | None:
-    """What a column is; None where all its rows are the same. `notes` grows by what a person should know."""
+def _column(
+    file: TableFile, name: str, seen: _Profile, said: Kind | None, notes: list[str]
+) -> TableColumn | None:
+    """What a column is; None where all its rows are the same. `notes` grows by what a person should
+    know."""
     if len(seen.values) == 1:
         return None
-    kind = said or ("number" if not seen.texts and (seen.crowded or len(seen.values - {MISSING}) > 2) else "category")
+    kind = said or (
+        "number"
+        if not seen.texts and (seen.crowded or len(seen.values - {MISSING}) > 2)
+        else "category"
+    )
     mixed = seen.texts and seen.numbers
     if mixed and seen.strange and said is None:
-        what = f"{shown(name)} holds numbers and text ({shown(seen.strange[0])} in {file.line(seen.strange[1])})"
+        what = (
+            f"{shown(name)} holds numbers and text ({shown(seen.strange[0])} in "
+            f"{file.line(seen.strange[1])})"
+        )
         if seen.crowded:
             raise UnsumError(
-                f"The column {what}; say --columns '{name}=number' to count text as missing, or '{name}=skip'."
+                f"The column {what}; say --columns '{name}=number' to count text as missing, or "
+                f"'{name}=skip'."
             )
         notes.append(f"{what}: it is read as categories.")
     if kind == "category":
         if seen.crowded:
             raise UnsumError(
-                f"The column {shown(name)} of {file.path.name!r} has more than {_MOST_VALUES:,} values, as names and identifiers "
-                f"have; leave it out with --columns '{name}=skip'."
+                f"The column {shown(name)} of {file.path.name!r} has more than {_MOST_VALUES:,} "
+                f"values, as names and identifiers have; leave it out with --columns '{name}=skip'."
             )
         return TableColumn(name, "category", values=tuple(sorted(seen.values, key=_in_order)))
     if seen.deviation == 0:
         return None
     if not math.isfinite(seen.deviation):
         raise UnsumError(
-            f"The column {shown(name)} of {file.path.name!r} holds numbers whose squares no float holds; "
-            f"leave it out with --columns '{name}=skip'."
+            f"The column {shown(name)} of {file.path.name!r} holds numbers whose squares no float "
+            f"holds; leave it out with --columns '{name}=skip'."
         )
     filled = seen.missing + seen.texts
     if filled:
-        notes.append(f"{filled:,} cells of {shown(name)} hold no number; the column's mean stands there.")
+        notes.append(
+            f"{filled:,} cells of {shown(name)} hold no number; the column's mean stands there."
+        )
     return TableColumn(name, "number", seen.mean, seen.deviation, seen.decimals)
 
 

@@ -1,4 +1,5 @@
-"""A client's text for a language model: lines of a file, sentences that ship with the package, or token numbers."""
+"""A client's text for a language model: lines of a file, sentences that ship with the package, or
+token numbers."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _NUMBERS = 12  # tokens of a made-up sequence, where there is no tokenizer to re
 
 
 class TextStep(NamedTuple):
-    """What a client trains on: (n, L) tokens padded on the right, labels, a mask that is false at padding, if need be, and the
-    segments of pairs."""
+    """What a client trains on: (n, L) tokens padded on the right, labels, a mask that is false at
+    padding, if need be, and the segments of pairs."""
 
     tokens: Tensor
     labels: Tensor
@@ -32,7 +33,8 @@ class TextStep(NamedTuple):
 
 @dataclass(frozen=True)
 class TextBatch:
-    """One client's sequences of token numbers, what each reads like, its class where the data say so, and segments of pairs."""
+    """One client's sequences of token numbers, what each reads like, its class where the data say
+    so, and segments of pairs."""
 
     sequences: list[list[int]]
     texts: list[str]
@@ -50,18 +52,29 @@ class TextBatch:
         given = self.classes or [None] * len(tokens)
         labels = [i % number if known is None else known for i, known in enumerate(given)]
         segments = torch.zeros_like(tokens)
-        segments[mask] = torch.tensor([number for sequence in self.segments for number in sequence] or [0])
+        segments[mask] = torch.tensor(
+            [number for sequence in self.segments for number in sequence] or [0]
+        )
         paired = segments if bool(segments.any()) else None
         return TextStep(tokens, torch.tensor(labels), None if bool(mask.all()) else mask, paired)
 
     def masked(self, mask_token: int, seed: int, padding: int = 0) -> TextStep:
-        """For a model of masked tokens: 15 % of each text's, as BERT has it, at least one, never the first or the last."""
+        """For a model of masked tokens: 15 % of each text's, as BERT has it, at least one, never
+        the first or the last."""
         tokens, mask = self._filled(padding)
         labels = torch.full_like(tokens, IGNORED)
         generator = torch.Generator().manual_seed(seed)
         for row, sequence in enumerate(self.sequences):
-            inner = torch.arange(1, len(sequence) - 1) if len(sequence) > 2 else torch.arange(len(sequence))
-            hidden = inner[torch.randperm(len(inner), generator=generator)[: max(1, round(_HIDDEN * len(inner)))]]
+            inner = (
+                torch.arange(1, len(sequence) - 1)
+                if len(sequence) > 2
+                else torch.arange(len(sequence))
+            )
+            hidden = inner[
+                torch.randperm(len(inner), generator=generator)[
+                    : max(1, round(_HIDDEN * len(inner)))
+                ]
+            ]
             labels[row, hidden] = tokens[row, hidden]
             tokens[row, hidden] = mask_token
         return TextStep(tokens, labels, None if bool(mask.all()) else mask)
@@ -88,12 +101,19 @@ def text_batch(
     found = [one.cut(longest) for one in _sequences(data, tokenizer, vocabulary, seed, framed)]
     found = [one for one in found if len(one.tokens) > 1]  # one token has nothing to predict
     if count is not None and not 1 <= count <= len(found):
-        raise UnsumError(f"The data hold {len(found)} texts of two tokens or more; choose 1 to as many, not {count}.")
+        raise UnsumError(
+            f"The data hold {len(found)} texts of two tokens or more; choose 1 to as many, not "
+            f"{count}."
+        )
     if not found:
-        raise UnsumError("The data hold no text of two tokens or more; give a file with one text in each line.")
+        raise UnsumError(
+            "The data hold no text of two tokens or more; give a file with one text in each line."
+        )
     some = found[:count]
     if not framed and any(any(one.segments) for one in some):
-        raise UnsumError('The data hold pairs of sentences, which only classifiers take; leave "pair" out.')
+        raise UnsumError(
+            'The data hold pairs of sentences, which only classifiers take; leave "pair" out.'
+        )
     return TextBatch(
         [one.tokens for one in some],
         [tokenizer.decode(one.tokens) for one in some],
@@ -126,7 +146,9 @@ def _sequences(
 ) -> list[_Sequence]:
     if data is None and tokenizer.own is None:
         generator = torch.Generator().manual_seed(seed)
-        made = torch.randint(0, vocabulary, (len(_sentences()), _NUMBERS), generator=generator).tolist()
+        made = torch.randint(
+            0, vocabulary, (len(_sentences()), _NUMBERS), generator=generator
+        ).tolist()
         return [_Sequence.of(row) for row in made]
     if data is None:
         return [_Sequence.of(tokenizer.encode(line, framed=framed)) for line in _sentences()]
@@ -138,16 +160,22 @@ def _sequences(
             for line in _entries(Path(data))
         ]
     if isinstance(data, Tensor):
-        return [_Sequence.of([int(token) for token in row if int(token) != IGNORED]) for row in data]
+        return [
+            _Sequence.of([int(token) for token in row if int(token) != IGNORED]) for row in data
+        ]
     return [
-        _Sequence.of(tokenizer.encode(row, framed=framed) if isinstance(row, str) else [int(token) for token in row])
+        _Sequence.of(
+            tokenizer.encode(row, framed=framed)
+            if isinstance(row, str)
+            else [int(token) for token in row]
+        )
         for row in data
     ]
 
 
 def _entries(path: Path) -> list[_Line]:
-    """Lines of text; of a .jsonl file, a text each, or an object with a `text` and, where there are such, a `label` and a `pair`,
-    the second sentence."""
+    """Lines of text; of a .jsonl file, a text each, or an object with a `text` and, where there are
+    such, a `label` and a `pair`, the second sentence."""
     if path.suffix != ".jsonl":
         return [_Line(line) for line in _lines(path)]
     found = []
@@ -155,14 +183,17 @@ def _entries(path: Path) -> list[_Line]:
         try:
             entry = json.loads(line)
             one = (
-                _Line(entry) if isinstance(entry, str) else _Line(entry["text"], entry.get("pair"), entry.get("label"))
+                _Line(entry)
+                if isinstance(entry, str)
+                else _Line(entry["text"], entry.get("pair"), entry.get("label"))
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             one = _Line(None)  # type: ignore[arg-type]
         texts = isinstance(one.text, str) and isinstance(one.pair, str | None)
         if not texts or not (one.label is None or type(one.label) is int):
             raise UnsumError(
-                f'Line {number} of {path.name!r} is no text; write {{"text": "…"}}, with "label": 0 for a class and "pair": "…" '
+                f'Line {number} of {path.name!r} is no text; write {{"text": "…"}}, with "label": '
+                '0 for a class and "pair": "…" '
                 "for a second sentence, in each."
             )
         found.append(one)
@@ -177,10 +208,12 @@ def _lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UnsumError(
-                f"{str(path)!r} is larger than the {_MOST_BYTES >> 20} MB of text that are read; take a part."
+                f"{str(path)!r} is larger than the {_MOST_BYTES >> 20} MB of text that are read; "
+                "take a part."
             )
         return [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UnsumError(
-            f"{str(path)!r} cannot be read as text; a language model takes a UTF-8 file with one text in each line."
+            f"{str(path)!r} cannot be read as text; a language model takes a UTF-8 file with one "
+            "text in each line."
         ) from error

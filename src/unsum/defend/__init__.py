@@ -1,4 +1,5 @@
-"""Update → Update, or a change inside the client: what happens to an update before the server sees it."""
+"""Update → Update, or a change inside the client: what happens to an update before the server sees
+it."""
 
 from unsum.defend.aggregate import SecAgg, aggregate
 from unsum.defend.clip import Clip, ClipLayers

@@ -1,8 +1,8 @@
 """The noise that a chain of defenses adds, and what the client computes before it is added.
 
-What follows the noise only processes what was sent, so that it hides nothing further from anyone who
-sees the noisy update. A defense that looks at the batch again is the exception: what it does to the
-noisy update depends on the samples, without noise.
+What follows the noise only processes what was sent, so that it hides nothing further from anyone
+who sees the noisy update. A defense that looks at the batch again is the exception: what it does to
+the noisy update depends on the samples, without noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from unsum.client.step import AnyDefense, InsideClient, ordered
 
 @dataclass(frozen=True)
 class AddedNoise:
-    """Independent noise on every entry: Gaussian of standard deviation `scale`, or Laplace of scale b.
+    """Independent noise on every entry: Gaussian of standard deviation `scale`, or Laplace of scale
+    b.
 
     `every_step`: it is added to the gradient of every local step, not once to what is sent.
     """
@@ -35,8 +36,8 @@ def split_at_noise(
 ) -> tuple[list[AnyDefense], AddedNoise | None]:
     """The defenses up to the first noise, as the client plays them without it, and that noise.
 
-    Gaussian noises that follow each other directly are one noise. `samples` is the batch size. Where a
-    defense after the noise looks at the batch (Soteria), no noise is counted.
+    Gaussian noises that follow each other directly are one noise. `samples` is the batch size.
+    Where a defense after the noise looks at the batch (Soteria), no noise is counted.
 
     >>> from unsum import Clip, Noise, Prune
     >>> split_at_noise([Clip(1), Noise(3), Noise(4), Prune(0.5)], 8)

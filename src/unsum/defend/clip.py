@@ -34,7 +34,9 @@ class Clip(_Clipping):
     """
 
     def __call__(self, update: Update) -> Update:
-        factor = self.factor(torch.stack([g.double().norm() for g in update.gradients.values()]).norm())
+        factor = self.factor(
+            torch.stack([g.double().norm() for g in update.gradients.values()]).norm()
+        )
         return update.map(lambda _name, g: g * factor)
 
 

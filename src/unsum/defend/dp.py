@@ -1,10 +1,12 @@
-"""DP-SGD (Abadi et al. 2016) through Opacus: every sample's gradient is clipped, then noise is added to their sum.
+"""DP-SGD (Abadi et al. 2016) through Opacus: every sample's gradient is clipped, then noise is
+added to their sum.
 
     g = (Σ_i g_i · min(1, c/‖g_i‖) + N(0, σ² c²)) / B
 
-with g_i the gradient of sample i over all parameters together, c the clipping norm and σ the noise multiplier. Opacus clips,
-adds the noise and keeps the accounts; the per-sample gradients come from torch.func, because Opacus' own hooks pass over
-layers in eval mode. What the accountant promises presumes that each sample enters by itself: a mixup before it breaks that.
+with g_i the gradient of sample i over all parameters together, c the clipping norm and σ the noise
+multiplier. Opacus clips, adds the noise and keeps the accounts; the per-sample gradients come from
+torch.func, because Opacus' own hooks pass over layers in eval mode. What the accountant promises
+presumes that each sample enters by itself: a mixup before it breaks that.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _ACCOUNTANTS = ("prv", "rdp", "gdp")
     needs="Opacus (the extra dp), and no BatchNorm in train mode",
 )
 class DPSGD(ClientDefense):
-    """One differentially private step; noise of standard deviation `noise · clip / B` on every entry.
+    """One differentially private step; noise of standard deviation `noise · clip / B` on every
+    entry.
 
     `privacy_spent` says what ε a training of such steps costs.
 
@@ -43,7 +46,9 @@ class DPSGD(ClientDefense):
         >>> model = torch.nn.Linear(8, 6)
         >>> inputs, labels = torch.randn(3, 8), torch.tensor([4, 4, 1])
         >>> update = unsum.capture(model, inputs, labels, defenses=unsum.DPSGD(0.0, clip=0.1))
-        >>> bool(torch.stack([g.norm() for g in update.gradients.values()]).norm() <= 0.1)  # a mean of gradients of norm 0.1
+        >>> bool(  # a mean of gradients of norm 0.1
+        ...     torch.stack([g.norm() for g in update.gradients.values()]).norm() <= 0.1
+        ... )
         True
     """
 
@@ -52,7 +57,9 @@ class DPSGD(ClientDefense):
     axis = Axis("noise multiplier")
 
     def __init__(self, noise: float, *, clip: float = 1.0) -> None:
-        super().__init__(require(0 <= noise < math.inf, "DP-SGD needs a noise multiplier of at least 0", noise))
+        super().__init__(
+            require(0 <= noise < math.inf, "DP-SGD needs a noise multiplier of at least 0", noise)
+        )
         what = "DP-SGD needs a positive norm to clip each sample's gradient to"
         self.clip = require(0 < clip < math.inf, what, clip)
 
@@ -79,50 +86,70 @@ class DPSGD(ClientDefense):
     def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:
         """The mean of clipped gradients; its noise is σ c / B, in every step anew."""
         scale = self.strength * self.clip / samples
-        return (DPSGD(0.0, clip=self.clip),), AddedNoise("gaussian", scale, every_step=True) if scale else None
+        return (DPSGD(0.0, clip=self.clip),), AddedNoise(
+            "gaussian", scale, every_step=True
+        ) if scale else None
 
     def __repr__(self) -> str:
         return f"DPSGD({self.strength:g}, clip={self.clip:g})"
 
 
-def privacy_spent(noise: float, *, steps: int, sampling_rate: float, delta: float, accountant: str = "prv") -> float:
-    """The ε for which `steps` steps of DP-SGD are (ε, delta)-differentially private, by Opacus' accountant.
+def privacy_spent(
+    noise: float, *, steps: int, sampling_rate: float, delta: float, accountant: str = "prv"
+) -> float:
+    """The ε for which `steps` steps of DP-SGD are (ε, delta)-differentially private, by Opacus'
+    accountant.
 
-    That is P[M(D) ∈ S] ≤ e^ε P[M(D′) ∈ S] + delta for data D and D′ that differ in one sample, and every set S of updates.
+    That is P[M(D) ∈ S] ≤ e^ε P[M(D′) ∈ S] + delta for data D and D′ that differ in one sample, and
+    every set S of updates.
 
     Args:
         noise: the noise multiplier σ.
-        sampling_rate: the chance of a sample to be in one step's batch, B / (number of the client's samples).
+        sampling_rate: the chance of a sample to be in one step's batch, B / (number of the client's
+            samples).
         delta: usually below 1 / (number of the client's samples).
-        accountant: `prv` (the tightest, Opacus' default), `rdp` (Rényi) or `gdp` (Gaussian, approximate).
+        accountant: `prv` (the tightest, Opacus' default), `rdp` (Rényi) or `gdp` (Gaussian,
+            approximate).
 
     Examples:
         >>> import unsum
-        >>> round(unsum.privacy_spent(1.0, steps=100, sampling_rate=0.01, delta=1e-5, accountant="rdp"), 2)
+        >>> round(
+        ...     unsum.privacy_spent(
+        ...         1.0, steps=100, sampling_rate=0.01, delta=1e-5, accountant="rdp"
+        ...     ),
+        ...     2,
+        ... )
         1.21
     """
     if not (noise > 0 and math.isfinite(noise)):
-        raise UnsumError(f"Without noise there is no privacy to account for; give a positive multiplier, not {noise}.")
+        raise UnsumError(
+            "Without noise there is no privacy to account for; give a positive multiplier, not "
+            f"{noise}."
+        )
     if not (0 < sampling_rate <= 1 and 0 < delta < 1 and steps >= 1):
         raise UnsumError(
-            "Privacy is accounted for at least one step, a sampling rate above 0 and up to 1, and a delta between 0 and 1; "
-            f"found {steps}, {sampling_rate} and {delta}."
+            "Privacy is accounted for at least one step, a sampling rate above 0 and up to 1, and "
+            f"a delta between 0 and 1; found {steps}, {sampling_rate} and {delta}."
         )
     check_name("privacy accountant", accountant, _ACCOUNTANTS)
     accounts = _opacus().accountants.create_accountant(accountant)
     accounts.history = [(noise, sampling_rate, steps)]
-    with warnings.catch_warnings():  # where its best order is the smallest it tries, the bound is loose and still one
+    # where its best order is the smallest it tries, the bound is loose and still one
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order")
         return float(accounts.get_epsilon(delta))
 
 
 def per_sample_gradients(step: ClientStep) -> Gradients:
-    """(B, …) for every trainable parameter: the gradient of each sample's own loss, in the model's present mode."""
+    """(B, …) for every trainable parameter: the gradient of each sample's own loss, in the model's
+    present mode."""
     trainable = {name: p.detach() for name, p in step.model.named_parameters() if p.requires_grad}
     rows = loss_rows(step.loss, step.targets, step.classes).to(step.images.device)
 
     def loss(parameters: Mapping[str, Tensor], image: Tensor, row: Tensor) -> Tensor:
-        logits = main_output(torch.func.functional_call(step.model, dict(parameters), (image[None],)))
+        logits = main_output(
+            torch.func.functional_call(step.model, dict(parameters), (image[None],))
+        )
         return mean_loss(step.loss, logits, row[None])
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
@@ -131,21 +158,27 @@ def per_sample_gradients(step: ClientStep) -> Gradients:
 
 
 def replace_batch_norm(model: nn.Module) -> nn.Module:
-    """A copy of `model` that DP-SGD can train: every BatchNorm replaced by a GroupNorm (Opacus' `ModuleValidator.fix`).
+    """A copy of `model` that DP-SGD can train: every BatchNorm replaced by a GroupNorm (Opacus'
+    `ModuleValidator.fix`).
 
-    The replaced layers start fresh; the server must send out, and the attack must be given, this model.
+    The replaced layers start fresh; the server must send out, and the attack must be given, this
+    model.
     """
     fixed: nn.Module = _opacus().validators.ModuleValidator.fix(model)
     return fixed
 
 
 def _refuse_batch_norm(model: nn.Module) -> None:
-    """BatchNorm that uses the batch's own statistics mixes the samples: there is no per-sample gradient to clip."""
+    """BatchNorm that uses the batch's own statistics mixes the samples: there is no per-sample
+    gradient to clip."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            module.training or module.running_mean is None
+        ):
             raise UnsumError(
-                f"DP-SGD cannot train {name!r}, a {type(module).__name__} that mixes the samples of a batch; replace it with "
-                "model = unsum.defend.replace_batch_norm(model), or use eval mode (train=False, --eval-mode)."
+                f"DP-SGD cannot train {name!r}, a {type(module).__name__} that mixes the samples "
+                "of a batch; replace it with model = unsum.defend.replace_batch_norm(model), or "
+                "use eval mode (train=False, --eval-mode)."
             )
 
 

@@ -1,7 +1,7 @@
 """Not sending the last layer: its bias gradient, or its gradient altogether.
 
-The head's gradient is what labels and features are read from; a client that trains the head locally (personalised heads) need not
-send it.
+The head's gradient is what labels and features are read from; a client that trains the head locally
+(personalised heads) need not send it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class _Drop(Switch, ClientDefense):
         names = {f"{head}.{tensor}" if head else tensor for tensor in self.dropped}
         kept = {name: g for name, g in update.gradients.items() if name not in names}
         if not kept:
-            raise UnsumError(f"{self!r} leaves nothing to send: the model has no other trainable parameter.")
+            raise UnsumError(
+                f"{self!r} leaves nothing to send: the model has no other trainable parameter."
+            )
         return replace(update, gradients=kept)
 
 
@@ -50,8 +52,12 @@ class DropHead(_Drop):
 
     Examples:
         >>> import torch, unsum
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.ReLU(), torch.nn.Linear(5, 6))
-        >>> update = unsum.capture(model, torch.randn(3, 8), torch.tensor([4, 4, 1]), defenses=unsum.DropHead())
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(8, 5), torch.nn.ReLU(), torch.nn.Linear(5, 6)
+        ... )
+        >>> update = unsum.capture(
+        ...     model, torch.randn(3, 8), torch.tensor([4, 4, 1]), defenses=unsum.DropHead()
+        ... )
         >>> list(update.gradients)
         ['0.weight', '0.bias']
     """

@@ -15,9 +15,12 @@ class _Transport(Switch, TensorDefense):
         return gradient.to(self.dtype).to(gradient.dtype)
 
 
-@DEFENSES.register("float16", summary="send in half precision: 11 significant bits, nothing below 3e-8")
+@DEFENSES.register(
+    "float16", summary="send in half precision: 11 significant bits, nothing below 3e-8"
+)
 class Float16(_Transport):
-    """Relative error at most 2⁻¹¹ between 6e-5 and 65 504; smaller entries lose digits, larger ones become infinite.
+    """Relative error at most 2⁻¹¹ between 6e-5 and 65 504; smaller entries lose digits, larger ones
+    become infinite.
 
     Examples:
         >>> import torch, unsum

@@ -1,6 +1,9 @@
-"""Mixup as a defense (Zhang et al. 2018): the client trains on blends of two samples, images and targets alike.
+"""Mixup as a defense (Zhang et al. 2018): the client trains on blends of two samples, images and
+targets alike.
 
-x̃ = λ x + (1 − λ) x′,   ỹ = λ y + (1 − λ) y′,   λ ~ Beta(α, α), one for the batch; x′ is a random sample of the same batch
+x̃ = λ x + (1 − λ) x′,   ỹ = λ y + (1 − λ) y′,   λ ~ Beta(α, α)
+
+one λ for the batch; x′ is a random sample of the same batch.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ from unsum.client.step import ClientStep, Stage
 from unsum.defend.defense import DEFENSES, Axis, ClientDefense, require
 
 
-@DEFENSES.register("mixup", summary="blend each sample with another of the batch, with a weight from Beta(α, α)")
+@DEFENSES.register(
+    "mixup", summary="blend each sample with another of the batch, with a weight from Beta(α, α)"
+)
 class Mixup(ClientDefense):
-    """The batch becomes `mixup(…, weight=λ, partner=a random permutation)`; drawn from torch's global generator.
+    """The batch becomes `mixup(…, weight=λ, partner=a random permutation)`; drawn from torch's
+    global generator.
 
     Examples:
         >>> import torch, unsum
@@ -33,10 +39,16 @@ class Mixup(ClientDefense):
     axis = Axis("α of Beta(α, α)")
 
     def __init__(self, alpha: float) -> None:
-        super().__init__(require(0 < alpha < math.inf, "Mixup needs a positive alpha for Beta(alpha, alpha)", alpha))
+        super().__init__(
+            require(
+                0 < alpha < math.inf, "Mixup needs a positive alpha for Beta(alpha, alpha)", alpha
+            )
+        )
 
     def before(self, step: ClientStep) -> ClientStep:
         weight = float(torch.distributions.Beta(self.strength, self.strength).sample())
         partner = torch.randperm(len(step.images)).to(step.images.device)
-        images, targets = mixup(step.images, step.targets, step.classes, weight=weight, partner=partner)
+        images, targets = mixup(
+            step.images, step.targets, step.classes, weight=weight, partner=partner
+        )
         return replace(step, images=images, targets=targets)

@@ -26,7 +26,9 @@ class Noise(TensorDefense):
     axis = Axis("standard deviation")
 
     def __init__(self, std: float) -> None:
-        super().__init__(require(0 <= std < math.inf, "Noise needs a standard deviation of at least 0", std))
+        super().__init__(
+            require(0 <= std < math.inf, "Noise needs a standard deviation of at least 0", std)
+        )
 
     def changed(self, gradient: Tensor) -> Tensor:
         return gradient + self.strength * torch.randn_like(gradient)
@@ -35,7 +37,9 @@ class Noise(TensorDefense):
         return (), AddedNoise("gaussian", self.strength) if self.strength else None
 
 
-@DEFENSES.register("laplace", summary="Laplace noise of this scale b (standard deviation √2·b) on every entry")
+@DEFENSES.register(
+    "laplace", summary="Laplace noise of this scale b (standard deviation √2·b) on every entry"
+)
 class Laplace(TensorDefense):
     """g + Laplace(0, b): density e^(−|x|/b) / 2b, drawn from torch's global generator.
 
@@ -52,10 +56,15 @@ class Laplace(TensorDefense):
     axis = Axis("scale b")
 
     def __init__(self, scale: float) -> None:
-        super().__init__(require(0 <= scale < math.inf, "Laplace noise needs a scale of at least 0", scale))
+        super().__init__(
+            require(0 <= scale < math.inf, "Laplace noise needs a scale of at least 0", scale)
+        )
 
     def changed(self, gradient: Tensor) -> Tensor:
-        one, other = torch.empty_like(gradient).exponential_(), torch.empty_like(gradient).exponential_()
+        one, other = (
+            torch.empty_like(gradient).exponential_(),
+            torch.empty_like(gradient).exponential_(),
+        )
         return gradient + self.strength * (one - other)
 
     def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002

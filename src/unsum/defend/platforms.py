@@ -1,11 +1,12 @@
-"""What platforms ship, at the values that they ship with: the part of each filter that an update passes before the server
-sees it.
+"""What platforms ship, at the values that they ship with: the part of each filter that an update
+passes before the server sees it.
 
-Written after the platforms' documentation and checked against their own code (tests/integrations). Filters of Flower and NVFlare
-act on the change of the weights; where a client sends its gradient, they act on that.
+Written after the platforms' documentation and checked against their own code (tests/integrations).
+Filters of Flower and NVFlare act on the change of the weights; where a client sends its gradient,
+they act on that.
 
-Central differential privacy adds its noise on the server, to the mean over clients. The server itself receives every client's
-clipped update without noise, and this is what an audit looks at.
+Central differential privacy adds its noise on the server, to the mean over clients. The server
+itself receives every client's clipped update without noise, and this is what an audit looks at.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from unsum.update import Update
 
 
 @DEFENSES.register(
-    "flower:fixed-clipping", summary="Flower's central DP with fixed clipping, as a server sees a client: clipped"
+    "flower:fixed-clipping",
+    summary="Flower's central DP with fixed clipping, as a server sees a client: clipped",
 )
 class FlowerFixedClipping(Switch):
-    """`fixedclipping_mod`: the change of the weights, scaled down to norm 10 as in Flower's example of central DP.
+    """`fixedclipping_mod`: the change of the weights, scaled down to norm 10 as in Flower's example
+    of central DP.
 
     Examples:
         >>> import torch
@@ -42,7 +45,9 @@ class FlowerFixedClipping(Switch):
 
     def __init__(self, *, clipping_norm: float = 10.0) -> None:
         super().__init__()
-        self.clipping_norm = require(0 < clipping_norm < math.inf, "Clipping needs a positive norm", clipping_norm)
+        self.clipping_norm = require(
+            0 < clipping_norm < math.inf, "Clipping needs a positive norm", clipping_norm
+        )
 
     def __call__(self, update: Update) -> Update:
         return Clip(self.clipping_norm)(update)
@@ -52,24 +57,37 @@ class FlowerFixedClipping(Switch):
 
 
 @DEFENSES.register(
-    "flower:adaptive-clipping", summary="Flower's central DP with adaptive clipping, first round: clipped to norm 0.1"
+    "flower:adaptive-clipping",
+    summary="Flower's central DP with adaptive clipping, first round: clipped to norm 0.1",
 )
 class FlowerAdaptiveClipping(FlowerFixedClipping):
-    """`adaptiveclipping_mod` in its first round: the norm starts at 0.1 and follows the clients' median (Andrew et al. 2021)."""
+    """`adaptiveclipping_mod` in its first round: the norm starts at 0.1 and follows the clients'
+    median (Andrew et al. 2021)."""
 
     def __init__(self, *, clipping_norm: float = 0.1) -> None:
         super().__init__(clipping_norm=clipping_norm)
 
 
-@DEFENSES.register("flower:local-dp", summary="Flower's LocalDpMod at ε = 1, δ = 1e-5: clipped to norm 1, then noise")
+@DEFENSES.register(
+    "flower:local-dp",
+    summary="Flower's LocalDpMod at ε = 1, δ = 1e-5: clipped to norm 1, then noise",
+)
 class FlowerLocalDP(Switch):
-    """Clipping, then N(0, (s √(2 ln(1.25/δ)) / ε)²) on every entry. Flower asks for all four numbers; these are textbook ones."""
+    """Clipping, then N(0, (s √(2 ln(1.25/δ)) / ε)²) on every entry. Flower asks for all four
+    numbers; these are textbook ones."""
 
     def __init__(
-        self, *, clipping_norm: float = 1.0, sensitivity: float = 1.0, epsilon: float = 1.0, delta: float = 1e-5
+        self,
+        *,
+        clipping_norm: float = 1.0,
+        sensitivity: float = 1.0,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.clipping_norm = require(0 < clipping_norm < math.inf, "Clipping needs a positive norm", clipping_norm)
+        self.clipping_norm = require(
+            0 < clipping_norm < math.inf, "Clipping needs a positive norm", clipping_norm
+        )
         self.sensitivity = require(
             0 <= sensitivity < math.inf, "Local DP needs a sensitivity of at least 0", sensitivity
         )
@@ -89,10 +107,13 @@ class FlowerLocalDP(Switch):
 
 @DEFENSES.register(
     "nvflare:percentile",
-    summary="NVFlare's PercentilePrivacy: the smallest 10 % of entries zero, the others cut to ±0.01",
+    summary=(
+        "NVFlare's PercentilePrivacy: the smallest 10 % of entries zero, the others cut to ±0.01"
+    ),
 )
 class NvflarePercentile(Switch):
-    """Entries below the percentile of all absolute values are not sent (Shokri and Shmatikov 2015); those above `gamma` are cut.
+    """Entries below the percentile of all absolute values are not sent (Shokri and Shmatikov 2015);
+    those above `gamma` are cut.
 
     Examples:
         >>> import torch
@@ -103,25 +124,37 @@ class NvflarePercentile(Switch):
 
     def __init__(self, *, percentile: float = 10.0, gamma: float = 0.01) -> None:
         super().__init__()
-        self.percentile = require(0 <= percentile <= 100, "A percentile lies between 0 and 100", percentile)
-        self.gamma = require(0 < gamma < math.inf, "PercentilePrivacy needs a positive gamma", gamma)
+        self.percentile = require(
+            0 <= percentile <= 100, "A percentile lies between 0 and 100", percentile
+        )
+        self.gamma = require(
+            0 < gamma < math.inf, "PercentilePrivacy needs a positive gamma", gamma
+        )
 
     def __call__(self, update: Update) -> Update:
-        sizes = torch.cat([g.detach().flatten().abs() for g in update.gradients.values()]).cpu().numpy()
-        cutoff = float(np.percentile(sizes, self.percentile))  # torch.quantile takes 16 million entries at most
+        sizes = (
+            torch.cat([g.detach().flatten().abs() for g in update.gradients.values()]).cpu().numpy()
+        )
+        # torch.quantile takes 16 million entries at most
+        cutoff = float(np.percentile(sizes, self.percentile))
 
         def changed(_name: str, gradient: Tensor) -> Tensor:
             if gradient.ndim == 0:
                 return gradient
-            return torch.where(gradient.abs() < cutoff, 0.0, gradient).clamp(-self.gamma, self.gamma)
+            return torch.where(gradient.abs() < cutoff, 0.0, gradient).clamp(
+                -self.gamma, self.gamma
+            )
 
         return update.map(changed)
 
 
-@DEFENSES.register("nvflare:svt", summary="NVFlare's SVTPrivacy: a noisy tenth of the entries, each cut to ±1e-5")
+@DEFENSES.register(
+    "nvflare:svt", summary="NVFlare's SVTPrivacy: a noisy tenth of the entries, each cut to ±1e-5"
+)
 class NvflareSVT(Switch):
-    """The sparse vector technique (Lyu et al. 2017): entries that pass a noisy threshold are candidates; a tenth is drawn from
-    them with replacement and sent with noise, cut to ±`gamma`; all others are zero."""
+    """The sparse vector technique (Lyu et al. 2017): entries that pass a noisy threshold are
+    candidates; a tenth is drawn from them with replacement and sent with noise, cut to ±`gamma`;
+    all others are zero."""
 
     def __init__(
         self,
@@ -133,7 +166,9 @@ class NvflareSVT(Switch):
         tau: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.fraction = require(0 < fraction <= 1, "SVT needs a fraction above 0 and up to 1", fraction)
+        self.fraction = require(
+            0 < fraction <= 1, "SVT needs a fraction above 0 and up to 1", fraction
+        )
         self.epsilon = require(0 < epsilon < math.inf, "SVT needs an epsilon above 0", epsilon)
         self.noise_var = require(0 < noise_var < math.inf, "SVT needs a noise above 0", noise_var)
         self.gamma = require(0 < gamma < math.inf, "SVT needs a positive gamma", gamma)
@@ -153,22 +188,27 @@ class NvflareSVT(Switch):
         return update.map(lambda name, g: g if g.ndim == 0 else found[name].view_as(g).to(g))
 
     def _candidates(self, flat: Tensor, sent: int) -> Tensor:
-        """Places whose size passes the threshold, both noisy; all are asked again until enough have passed. Of ε, the threshold
-        has one part and c entries have (2c)^⅔, as in NVFlare 2.9."""
+        """Places whose size passes the threshold, both noisy; all are asked again until enough have
+        passed. Of ε, the threshold has one part and c entries have (2c)^⅔, as in NVFlare 2.9."""
         threshold_epsilon = self.epsilon / (1 + (2 * sent) ** (2 / 3))
         threshold = self.tau + float(_laplace((), self.gamma / threshold_epsilon, flat))
         spread = 2 * self.gamma * sent / (self.epsilon - threshold_epsilon)
-        sizes, passed = flat.abs().clamp(max=self.gamma), torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+        sizes, passed = (
+            flat.abs().clamp(max=self.gamma),
+            torch.zeros(len(flat), dtype=torch.bool, device=flat.device),
+        )
         while int(passed.sum()) < sent:
             passed |= sizes + _laplace(sizes.shape, spread, flat) >= threshold
         return passed.nonzero()[:, 0]
 
 
 @DEFENSES.register(
-    "nvflare:exclude-vars", summary="NVFlare's ExcludeVars, which leaves nothing out unless it is told what"
+    "nvflare:exclude-vars",
+    summary="NVFlare's ExcludeVars, which leaves nothing out unless it is told what",
 )
 class NvflareExcludeVars(Switch):
-    """Tensors whose names match (a regular expression, or one of a list) are not sent; at the default all are.
+    """Tensors whose names match (a regular expression, or one of a list) are not sent; at the
+    default all are.
 
     Examples:
         >>> import torch
@@ -180,15 +220,23 @@ class NvflareExcludeVars(Switch):
     def __init__(self, *, exclude_vars: str | Iterable[str] | None = None) -> None:
         super().__init__()
         self.exclude_vars = (
-            exclude_vars if exclude_vars is None or isinstance(exclude_vars, str) else list(exclude_vars)
+            exclude_vars
+            if exclude_vars is None or isinstance(exclude_vars, str)
+            else list(exclude_vars)
         )
 
     def __call__(self, update: Update) -> Update:
         told = self.exclude_vars
         if not told:
             return update
-        out = {n for n in update.gradients if (re.search(told, n) if isinstance(told, str) else n in told)}
-        return replace(update, gradients={name: g for name, g in update.gradients.items() if name not in out})
+        out = {
+            n
+            for n in update.gradients
+            if (re.search(told, n) if isinstance(told, str) else n in told)
+        }
+        return replace(
+            update, gradients={name: g for name, g in update.gradients.items() if name not in out}
+        )
 
 
 @DEFENSES.register(

@@ -1,4 +1,5 @@
-"""Magnitude pruning: only the largest entries are sent, of each tensor or of all tensors together."""
+"""Magnitude pruning: only the largest entries are sent, of each tensor or of all tensors
+together."""
 
 from __future__ import annotations
 
@@ -19,11 +20,14 @@ class _Pruning(Defense):
         super().__init__(require(0 <= fraction < 1, what, fraction))
 
     def dropped(self, total: int) -> int:
-        """How many of `total` entries are not sent. Rounded first: of 10, 0.9 drops nine although it is no binary fraction."""
+        """How many of `total` entries are not sent. Rounded first: of 10, 0.9 drops nine although
+        it is no binary fraction."""
         return min(int(round(self.strength * total, 6)), total - 1)
 
 
-@DEFENSES.register("prune", summary="set this fraction of each tensor's entries, the smallest, to zero")
+@DEFENSES.register(
+    "prune", summary="set this fraction of each tensor's entries, the smallest, to zero"
+)
 class Prune(_Pruning, TensorDefense):
     """Keeps the ceil((1 − fraction) · n) largest entries of each tensor, at least one.
 
@@ -45,9 +49,13 @@ class Prune(_Pruning, TensorDefense):
         return flat.index_fill(0, smallest, 0).view_as(gradient)
 
 
-@DEFENSES.register("prune-global", summary="set this fraction of all entries, the smallest over all tensors, to zero")
+@DEFENSES.register(
+    "prune-global",
+    summary="set this fraction of all entries, the smallest over all tensors, to zero",
+)
 class PruneGlobal(_Pruning):
-    """Keeps the ceil((1 − fraction) · n) largest of the n entries of all tensors together, at least one.
+    """Keeps the ceil((1 − fraction) · n) largest of the n entries of all tensors together, at least
+    one.
 
     A layer of small gradients may vanish altogether, which pruning per tensor (`Prune`) never does.
 

@@ -1,8 +1,10 @@
-"""QSGD (Alistarh et al. 2017): random rounding to few levels that leaves the expected update as it is.
+"""QSGD (Alistarh et al. 2017): random rounding to few levels that leaves the expected update as it
+is.
 
 With s levels, a tensor v is sent as its Euclidean norm, the signs and one whole number per entry:
 
-    Q_s(v)_i = ‖v‖ · sign(v_i) · ξ_i,    ξ_i = (ℓ + 1)/s with probability s|v_i|/‖v‖ − ℓ, else ℓ/s,    ℓ = ⌊s|v_i|/‖v‖⌋
+    Q_s(v)_i = ‖v‖ · sign(v_i) · ξ_i,    ξ_i = (ℓ + 1)/s with probability s|v_i|/‖v‖ − ℓ, else ℓ/s,
+                                         ℓ = ⌊s|v_i|/‖v‖⌋
 
 so E Q_s(v) = v and the entries take the s + 1 magnitudes 0, ‖v‖/s, …, ‖v‖.
 """
@@ -15,7 +17,9 @@ from torch import Tensor
 from unsum.defend.defense import DEFENSES, Axis, TensorDefense, whole_number
 
 
-@DEFENSES.register("qsgd", summary="round each tensor at random to this many levels of its norm, unbiased")
+@DEFENSES.register(
+    "qsgd", summary="round each tensor at random to this many levels of its norm, unbiased"
+)
 class QSGD(TensorDefense):
     """Q_s of every tensor, the whole tensor as one bucket; drawn from torch's global generator.
 
@@ -23,7 +27,11 @@ class QSGD(TensorDefense):
         >>> import torch, unsum
         >>> update = unsum.Update({"w": torch.tensor([3.0, -4.0, 0.5])})
         >>> sent = unsum.QSGD(1)(update).gradients["w"]
-        >>> bool(torch.isin(sent.abs(), torch.stack([torch.tensor(0.0), update.gradients["w"].norm()])).all())
+        >>> bool(
+        ...     torch.isin(
+        ...         sent.abs(), torch.stack([torch.tensor(0.0), update.gradients["w"].norm()])
+        ...     ).all()
+        ... )
         True
     """
 

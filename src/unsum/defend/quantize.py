@@ -1,4 +1,5 @@
-"""Uniform quantization: every tensor on a grid of 2ⁿ values between its smallest and its largest entry."""
+"""Uniform quantization: every tensor on a grid of 2ⁿ values between its smallest and its largest
+entry."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from unsum.defend.defense import DEFENSES, Axis, TensorDefense, whole_number
 from unsum.errors import UnsumError
 
 
-@DEFENSES.register("quantize", summary="round each tensor to this many bits, evenly between its extremes")
+@DEFENSES.register(
+    "quantize", summary="round each tensor to this many bits, evenly between its extremes"
+)
 class Quantize(TensorDefense):
     """min + Δ · round((g − min)/Δ) with Δ = (max − min)/(2ⁿ − 1): no entry moves by more than Δ/2.
 
@@ -25,7 +28,9 @@ class Quantize(TensorDefense):
     def __init__(self, bits: float) -> None:
         super().__init__(whole_number(bits, 1, "Quantization needs a number of bits"))
         if bits > 24:
-            raise UnsumError(f"Quantization to {bits:g} bits is finer than float32; choose 24 or fewer.")
+            raise UnsumError(
+                f"Quantization to {bits:g} bits is finer than float32; choose 24 or fewer."
+            )
 
     def changed(self, gradient: Tensor) -> Tensor:
         exact = gradient.double()  # 24 bits leave float32 no digit for the arithmetic

@@ -1,7 +1,8 @@
 """signSGD (Bernstein et al. 2018): one bit per entry.
 
-Plain, as published, every entry is its sign, and nothing is left of the update's size. `scaled=True` multiplies each tensor's
-signs by its mean magnitude ‖g‖₁/n, as signSGD with error feedback does (Karimireddy et al. 2019).
+Plain, as published, every entry is its sign, and nothing is left of the update's size.
+`scaled=True` multiplies each tensor's signs by its mean magnitude ‖g‖₁/n, as signSGD with error
+feedback does (Karimireddy et al. 2019).
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from unsum.client.step import ClientStep, Stage
 from unsum.defend.defense import DEFENSES, FRACTION, ClientDefense, require
 
 
-@DEFENSES.register("smooth", summary="label smoothing: the targets keep 1 − ε and share ε among all classes")
+@DEFENSES.register(
+    "smooth", summary="label smoothing: the targets keep 1 − ε and share ε among all classes"
+)
 class SmoothLabels(ClientDefense):
     """The targets of the batch become `smooth_labels(targets, epsilon, classes)`.
 
@@ -28,7 +30,9 @@ class SmoothLabels(ClientDefense):
     axis = FRACTION
 
     def __init__(self, epsilon: float) -> None:
-        super().__init__(require(0 <= epsilon <= 1, "Label smoothing needs an epsilon between 0 and 1", epsilon))
+        super().__init__(
+            require(0 <= epsilon <= 1, "Label smoothing needs an epsilon between 0 and 1", epsilon)
+        )
 
     def before(self, step: ClientStep) -> ClientStep:
         return replace(step, targets=smooth_labels(step.targets, self.strength, step.classes))

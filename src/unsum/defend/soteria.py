@@ -1,20 +1,24 @@
-"""Soteria (Sun et al. 2021): the head's gradient is not sent for the features that pin the input down most.
+"""Soteria (Sun et al. 2021): the head's gradient is not sent for the features that pin the input
+down most.
 
 With r (B×H) what reaches the head and X the batch,
 
     score_f = Σ_i ‖∂(Σ_j r_jf)/∂X_i‖ / (r_if + 0.1)
 
-(without BatchNorm in train mode sample i's features depend on X_i alone, and the inner sum is r_if). Its inverse, the feature
-over its slope, is to first order how far the input must move for the feature to vanish; so leaving out the features of the
-lowest score takes a reconstruction furthest from the true input. The columns of ∇W whose score lies below the percentile are
-set to zero; the bias gradient is sent as it is.
+(without BatchNorm in train mode sample i's features depend on X_i alone, and the inner sum is
+r_if). Its inverse, the feature over its slope, is to first order how far the input must move for
+the feature to vanish; so leaving out the features of the lowest score takes a reconstruction
+furthest from the true input. The columns of ∇W whose score lies below the percentile are set to
+zero; the bias gradient is sent as it is.
 
-A feature that ReLU switches off for the whole batch scores 0 and is among the lowest, though its column is zero anyway: where
-many are off, a small fraction changes nothing. That is so in the published rule too.
+A feature that ReLU switches off for the whole batch scores 0 and is among the lowest, though its
+column is zero anyway: where many are off, a small fraction changes nothing. That is so in the
+published rule too.
 
-The norms need one backward pass per feature, as in the authors' code. Heads with more than 2048 inputs would take a quarter of
-an hour, so there ‖s‖² is estimated as the mean of ⟨s, v⟩² over random Gaussian v: one product gives ⟨s, v⟩ for all features at
-once, and m of them give each norm to about 1/√(2m).
+The norms need one backward pass per feature, as in the authors' code. Heads with more than 2048
+inputs would take a quarter of an hour, so there ‖s‖² is estimated as the mean of ⟨s, v⟩² over
+random Gaussian v: one product gives ⟨s, v⟩ for all features at once, and m of them give each norm
+to about 1/√(2m).
 """
 
 from __future__ import annotations
@@ -32,16 +36,23 @@ from unsum.update import Update
 
 _OFFSET = 0.1  # keeps features of zero from dividing by zero
 _EXACT_UP_TO = 2048  # features: the pooled ResNets are within it
-_AT_A_TIME = 16  # features differentiated together: each needs a backward pass over the batch in memory
+# features differentiated together: each needs a backward pass over the batch in memory
+_AT_A_TIME = 16
 
 
 @DEFENSES.register(
-    "soteria", summary="zero the head's gradient for this fraction of its inputs, those that pin the images down most"
+    "soteria",
+    summary=(
+        "zero the head's gradient for this fraction of its inputs, those that pin the images down "
+        "most"
+    ),
 )
 class Soteria(ClientDefense):
-    """Zeroes the head's weight-gradient columns that score below the quantile `fraction` (the authors' code: 0.01 and 0.6).
+    """Zeroes the head's weight-gradient columns that score below the quantile `fraction` (the
+    authors' code: 0.01 and 0.6).
 
-    `probes` random directions per sample estimate the scores of heads with more than 2048 inputs; 0 computes them exactly.
+    `probes` random directions per sample estimate the scores of heads with more than 2048 inputs; 0
+    computes them exactly.
 
     Examples:
         >>> import torch, unsum
@@ -65,21 +76,31 @@ class Soteria(ClientDefense):
         head, _ = find_head(step.model)
         weight = f"{head}.weight" if head else "weight"
         if weight not in update.gradients:
-            raise UnsumError(f"{self!r} changes the gradient of {weight!r}, which is not in the update; leave it out.")
+            raise UnsumError(
+                f"{self!r} changes the gradient of {weight!r}, which is not in the update; leave "
+                "it out."
+            )
         scores = feature_scores(step, self.probes)
-        below = scores < float(np.quantile(scores.cpu().numpy(), self.strength))  # torch's takes 2²⁴ entries at most
-        return update.map(lambda name, g: g.masked_fill(below.to(g.device), 0) if name == weight else g)
+        # torch's takes 2²⁴ entries at most
+        below = scores < float(np.quantile(scores.cpu().numpy(), self.strength))
+        return update.map(
+            lambda name, g: g.masked_fill(below.to(g.device), 0) if name == weight else g
+        )
 
 
 def feature_scores(step: ClientStep, probes: int = 0) -> Tensor:
-    """(H,) score_f in float64: how strongly each feature moves with the input, relative to its size."""
+    """(H,) score_f in float64: how strongly each feature moves with the input, relative to its
+    size."""
     images = step.images.detach().clone().requires_grad_(True)
     with in_mode(step.model, step.train), torch.enable_grad():
         features, _ = with_features(step.model, find_head(step.model)[1], images)
-        if torch.autograd.grad(features.sum(), images, retain_graph=True, allow_unused=True)[0] is None:
+        if (
+            torch.autograd.grad(features.sum(), images, retain_graph=True, allow_unused=True)[0]
+            is None
+        ):
             raise UnsumError(
-                "Soteria scores features by their slopes in the input, and codes that an embedding looks up have none; take "
-                "another defense, such as noise."
+                "Soteria scores features by their slopes in the input, and codes that an embedding "
+                "looks up have none; take another defense, such as noise."
             )
         if probes == 0 or features.shape[1] <= _EXACT_UP_TO:
             norms = _slope_norms(features, images)
@@ -96,7 +117,9 @@ def _slope_norms(features: Tensor, images: Tensor) -> Tensor:
         chosen = torch.arange(first, min(first + _AT_A_TIME, H), device=features.device)
         directions = torch.zeros(len(chosen), B, H, dtype=features.dtype, device=features.device)
         directions[torch.arange(len(chosen), device=features.device), :, chosen] = 1
-        (slopes,) = torch.autograd.grad(features, images, directions, retain_graph=True, is_grads_batched=True)
+        (slopes,) = torch.autograd.grad(
+            features, images, directions, retain_graph=True, is_grads_batched=True
+        )
         norms.append(slopes.flatten(2).norm(dim=2))  # (chosen, B)
     return torch.cat(norms).T
 
@@ -104,7 +127,8 @@ def _slope_norms(features: Tensor, images: Tensor) -> Tensor:
 def _estimated_slope_norms(features: Tensor, images: Tensor, probes: int) -> Tensor:
     """(B, H) the same from random directions; drawn from torch's global generator.
 
-    Jᵀu is linear in u, so its derivative along v with respect to u is J v: the same graph serves every probe.
+    Jᵀu is linear in u, so its derivative along v with respect to u is J v: the same graph serves
+    every probe.
     """
     dummy = torch.zeros_like(features, requires_grad=True)
     (backward,) = torch.autograd.grad(features, images, dummy, create_graph=True)

@@ -11,7 +11,8 @@ Said = tuple[Mark, str]  # what a check returns; its name stands where it is cal
 
 @dataclass(frozen=True)
 class Finding:
-    """`check` names what was looked at; `sentence` says what was found and, where it is bad, what to do.
+    """`check` names what was looked at; `sentence` says what was found and, where it is bad, what
+    to do.
 
     Examples:
         >>> Finding("ok", "head", "The logits come from 'fc'.").mark

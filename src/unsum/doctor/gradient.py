@@ -23,7 +23,13 @@ def names(model: nn.Module, update: Update) -> Said:
     if update.notes:
         return "warning", " ".join(update.notes)
     total = sum(1 for _ in model.parameters())
-    return "ok", f"{len(update.gradients)} of the model's {total} parameters, by their own names and shapes."
+    return (
+        "ok",
+        (
+            f"{len(update.gradients)} of the model's {total} parameters, by their own names and "
+            "shapes."
+        ),
+    )
 
 
 def head_gradient(model: nn.Module, update: Update) -> Said:
@@ -32,10 +38,18 @@ def head_gradient(model: nn.Module, update: Update) -> Said:
     if weight not in update.gradients:
         return "will not work", f"The update lacks {weight!r}, which every separator starts from."
     if not bool(update.gradients[weight].any()):
-        return "will not work", f"The update's {weight!r} is all zeros: nothing can be read from it."
+        return (
+            "will not work",
+            f"The update's {weight!r} is all zeros: nothing can be read from it.",
+        )
     if linear.bias is not None and bias not in update.gradients:
-        return "warning", f"The update lacks {bias!r}: the exact attack works without it, most others do not."
-    return "ok", f"The update holds {weight!r}" + (" and its bias." if bias in update.gradients else ".")
+        return (
+            "warning",
+            f"The update lacks {bias!r}: the exact attack works without it, most others do not.",
+        )
+    return "ok", f"The update holds {weight!r}" + (
+        " and its bias." if bias in update.gradients else "."
+    )
 
 
 def zeros(update: Update) -> Said:
@@ -46,7 +60,13 @@ def zeros(update: Update) -> Said:
     if len(empty) == len(update.gradients):
         return "will not work", "The whole update is zero."
     if empty:
-        return "warning", f"{len(empty)} tensors are all zeros, {empty[0]!r} among them; {share:.0%} of all values."
+        return (
+            "warning",
+            (
+                f"{len(empty)} tensors are all zeros, {empty[0]!r} among them; {share:.0%} of all "
+                "values."
+            ),
+        )
     if share > _MANY_ZEROS:
         reason = "it looks pruned, or ReLU left many units unused."
         return "warning", f"{share:.0%} of the values are exactly zero: {reason}"
@@ -63,9 +83,15 @@ def levels(model: nn.Module, update: Update) -> Said:
     if distinct == 1:
         return "warning", "All values of the head's gradient are the same."
     if distinct <= 3 and tensor.numel() > 100:
-        return "warning", f"The head's gradient has {distinct} distinct values: only signs were sent."
+        return (
+            "warning",
+            f"The head's gradient has {distinct} distinct values: only signs were sent.",
+        )
     if distinct <= _FEW and tensor.numel() > 16 * _FEW:
-        return "warning", f"The head's gradient has only {distinct} distinct values: it looks quantized."
+        return (
+            "warning",
+            f"The head's gradient has only {distinct} distinct values: it looks quantized.",
+        )
     return "ok", "Values are not rounded to a few levels."
 
 
@@ -74,33 +100,54 @@ def transport(update: Update) -> Said:
     kinds = {g.dtype for g in update.gradients.values()}
     halves = kinds & {torch.float16, torch.bfloat16}
     rounded = [
-        kind for kind in (torch.float16, torch.bfloat16) if all(_survives(g, kind) for g in update.gradients.values())
+        kind
+        for kind in (torch.float16, torch.bfloat16)
+        if all(_survives(g, kind) for g in update.gradients.values())
     ]
     if halves or rounded:
         name = str(next(iter(halves or set(rounded)))).removeprefix("torch.")
-        return "warning", f"The update has the precision of {name}: expect feature errors of a percent instead of 1e-5."
-    return "ok", f"Values are {', '.join(sorted(str(kind).removeprefix('torch.') for kind in kinds))}."
+        return (
+            "warning",
+            (
+                f"The update has the precision of {name}: expect feature errors of a percent "
+                "instead of 1e-5."
+            ),
+        )
+    return (
+        "ok",
+        f"Values are {', '.join(sorted(str(kind).removeprefix('torch.') for kind in kinds))}.",
+    )
 
 
 def scale(update: Update) -> Said:
     """A gradient whose size is a round number was clipped to it."""
     if not update.scale_known:
-        return "warning", "The learning rate is unknown, so the gradient's scale is; the attack finds it."
+        return (
+            "warning",
+            "The learning rate is unknown, so the gradient's scale is; the attack finds it.",
+        )
     norm = sum(float(g.double().square().sum()) for g in update.gradients.values()) ** 0.5
     rounded = float(f"{norm:.2g}")
     if rounded > 0 and abs(norm / rounded - 1) < 1e-5:
-        return "warning", f"The norm of the update is {norm:.6g}: it looks clipped; the attack finds the factor."
+        return (
+            "warning",
+            f"The norm of the update is {norm:.6g}: it looks clipped; the attack finds the factor.",
+        )
     return "ok", f"The norm of the update is {norm:.4g}."
 
 
 def rank(model: nn.Module, update: Update) -> Said:
-    """How many samples the head's gradient seems to be a sum of; noise makes it as many as there can be."""
+    """How many samples the head's gradient seems to be a sum of; noise makes it as many as there
+    can be."""
     factors = Head.of(model, update).factorize()
     found, classes = factors.U.shape[1], find_head(model)[1].out_features
     if found >= min(classes - 1, find_head(model)[1].in_features):
         return (
             "warning",
-            f"The head's gradient has its full rank of {found}: more samples than the classes allow to take apart, or noise.",
+            (
+                f"The head's gradient has its full rank of {found}: more samples than the classes "
+                "allow to take apart, or noise."
+            ),
         )
     return "ok", f"The head's gradient has rank {found}: it looks like a sum over {found} samples."
 

@@ -46,9 +46,10 @@ def doctor(
 ) -> list[Finding]:
     """Will an audit of this model, these data or this update work? Nothing is attacked.
 
-    Also says, for clients, whether the model looks as if its server had prepared it to leak (`tampered`); for that a file of
-    weights will do in the place of a model. Arguments are those of `unsum.audit`. Each `Finding` has a mark, `ok`, `warning`,
-    `will not work` or `tampered`, and a sentence.
+    Also says, for clients, whether the model looks as if its server had prepared it to leak
+    (`tampered`); for that a file of weights will do in the place of a model. Arguments are those of
+    `unsum.audit`. Each `Finding` has a mark, `ok`, `warning`, `will not work` or `tampered`, and a
+    sentence.
 
     Examples:
         >>> import torch, unsum
@@ -59,12 +60,14 @@ def doctor(
         True
     """
     given = Inputs(model, data, update, loading, samples, seed=seed)
-    alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS  # weights in the place of a model
+    # weights in the place of a model
+    alone = isinstance(model, str) and Path(model).suffix.lower() in _WEIGHTS
     if alone and data is None and update is None:
         return _of_weights(Path(str(model)))
     if is_table(data):
         sentence = (
-            "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says what does not fit."
+            "Tables have no checks before an audit; unsum audit --data FILE --target COLUMN says "
+            "what does not fit."
         )
         return [Finding("warning", "loading", sentence)]
     if update is None and is_text(model):
@@ -77,9 +80,15 @@ def doctor(
     size = loaded.image_size if data is None or held is None else int(held.images.shape[-1])
     read: Said = "ok", f"{loaded.name}."
     if sent is not None and loaded.random:
-        needed = "an update can only be read with the very weights it was computed with; give --weights."
+        needed = (
+            "an update can only be read with the very weights it was computed with; give --weights."
+        )
         read = "warning", f"{loaded.name}: {needed}"
-    findings = [*_named({"loading": read}), *tampering(module), *_named({"head": network.head(module)})]
+    findings = [
+        *_named({"loading": read}),
+        *tampering(module),
+        *_named({"head": network.head(module)}),
+    ]
     if findings[-1].mark == "will not work":
         return findings
     pictures = looks_at_pictures(module) or (held is not None and is_picture(held.images[0]))
@@ -115,7 +124,8 @@ def _named(said: Mapping[str, Said]) -> list[Finding]:
 
 
 def _load(given: Inputs) -> tuple[LoadedModel, Batch | None, Update | None]:
-    """Whatever there is; with neither data nor an update, the embedded photos where the model takes them."""
+    """Whatever there is; with neither data nor an update, the embedded photos where the model takes
+    them."""
     if given.update is not None and given.data is not None:
         raise UnsumError("Look at data or at an update, one at a time.")
     if given.update is not None:
@@ -139,7 +149,9 @@ def _of_text(given: Inputs, train: bool) -> list[Finding]:
         return [Finding("will not work", "loading", str(error))]
     module = inputs.loaded.model
     return [
-        Finding("ok", "loading", f"{inputs.loaded.name}: a language model, so the audit reads text."),
+        Finding(
+            "ok", "loading", f"{inputs.loaded.name}: a language model, so the audit reads text."
+        ),
         *tampering(module),
         *_named(
             {
@@ -160,9 +172,19 @@ def _of_weights(path: Path) -> list[Finding]:
         tensors = read_tensors(path, "weights").tensors
     except UnsumError as error:
         return [Finding("will not work", "loading", str(error))]
-    broken = next((n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
+    broken = next(
+        (
+            n
+            for n, t in tensors.items()
+            if t.is_floating_point() and not bool(torch.isfinite(t).all())
+        ),
+        None,
+    )
     said: dict[str, Said] = {
-        "loading": ("ok", f"{path.name}: {len(tensors)} tensors without a model, so only they were looked at.")
+        "loading": (
+            "ok",
+            f"{path.name}: {len(tensors)} tensors without a model, so only they were looked at.",
+        )
     }
     if broken is not None:
         said["weights"] = "warning", f"The weights {broken!r} hold NaN or Inf."

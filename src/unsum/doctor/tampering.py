@@ -1,16 +1,19 @@
-"""Does a model look as if its server had prepared it to leak? For clients, before they train what they were sent.
+"""Does a model look as if its server had prepared it to leak? For clients, before they train what
+they were sent.
 
-Two preparations give samples away directly (`unsum.active`), and both show in a weight matrix, wherever in the model it
-stands:
+Two preparations give samples away directly (`unsum.active`), and both show in a weight matrix,
+wherever in the model it stands:
 
-- **imprint**: many rows point in one direction, and their thresholds −b_i/‖w_i‖ differ. The angle between rows stays when
-  rows are scaled, negated or permuted, and hardly changes under a little noise.
-- **traps**: every row leans to one sign by the same amount. z_i = Σ_j w_ij / ‖w_i‖ of rows drawn independently scatters
-  with standard deviation 1, trained rows more; halves of equal magnitudes pin it down. Single rows show it, too: their
-  sorted positive and negative entries are the same up to one factor.
+- **imprint**: many rows point in one direction, and their thresholds −b_i/‖w_i‖ differ. The angle
+  between rows stays when rows are scaled, negated or permuted, and hardly changes under a little
+  noise.
+- **traps**: every row leans to one sign by the same amount. z_i = Σ_j w_ij / ‖w_i‖ of rows drawn
+  independently scatters with standard deviation 1, trained rows more; halves of equal magnitudes
+  pin it down. Single rows show it, too: their sorted positive and negative entries are the same up
+  to one factor.
 
-A model that passes is not proved harmless: rows drowned in noise still read samples, as any layer of independent rows does
-now and then, and other preparations exist.
+A model that passes is not proved harmless: rows drowned in noise still read samples, as any layer
+of independent rows does now and then, and other preparations exist.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from torch import Tensor, nn
 
 from unsum.doctor.finding import Finding
 
-_FEW_COLUMNS = 16  # in fewer dimensions rows are parallel by chance; such a layer holds no picture either
-# |cosine| to a common direction, and how many rows, what share of the layer and how many columns make that no accident.
-# Noise as large as a row leaves 0.5; of trained layers at most a fifth of the rows, and eight at 0.7, were found as near.
+# in fewer dimensions rows are parallel by chance; such a layer holds no picture either
+_FEW_COLUMNS = 16
+# |cosine| to a common direction, and how many rows, what share of the layer and how many columns
+# make that no accident. Noise as large as a row leaves 0.5; of trained layers at most a fifth of
+# the rows, and eight at 0.7, were found as near.
 _BANDS = ((0.9, 8, 0.0, 16), (0.7, 24, 0.0, 256), (0.4, 16, 0.5, 512))
 _BAND = 8  # parallel rows of different thresholds: that many bins
 _SKETCH = 128  # projections that find candidates in wide layers before the exact angle decides
@@ -34,8 +39,10 @@ _BLOCK = 2048  # rows whose angles with all others are held at a time
 _TRAP_COLUMNS = 64  # narrower layers are not looked at
 _LEAN = 0.25  # least mean |z| of rows that most inputs leave silent
 _HALF_NORMAL = 0.603, 0.43  # spread of |z| of independent rows, and that spread's own for one row
-_MOST_SPREAD = 0.35  # of |z| of trap rows, however many there are; independent rows have the spread above
-_MOST_SIGNED = 0.6  # of z itself, 1 for independent rows; asked only of layers with a bias, which traps divide by
+# of |z| of trap rows, however many there are; independent rows have the spread above
+_MOST_SPREAD = 0.35
+# of z itself, 1 for independent rows; asked only of layers with a bias, which traps divide by
+_MOST_SIGNED = 0.6
 _MOMENTS = 0.5  # likewise in units of 1/√D: a few in a hundred independent rows come as near
 _PAIRED = 0.15  # of the misfit that independent entries would show
 
@@ -60,8 +67,9 @@ def tampering(model: nn.Module | Mapping[str, Tensor]) -> list[Finding]:
     if trapped:
         name, count = max(trapped, key=lambda layer: layer[1])
         sentence = (
-            f"{count} rows of {name!r} are balanced between positive and negative weights as no training leaves them: such "
-            "rows answer to single samples and give them away. Do not train this model before its operator explains it."
+            f"{count} rows of {name!r} are balanced between positive and negative weights as no "
+            "training leaves them: such rows answer to single samples and give them away. Do not "
+            "train this model before its operator explains it."
         )
         said = Finding("tampered", "traps", sentence)
     return [_imprint(bands, looked), said]
@@ -72,14 +80,17 @@ def _imprint(bands: list[tuple[str, int, int]], looked: str) -> Finding:
     if thresholds:
         name, rows, count = max(thresholds, key=lambda band: band[2])
         sentence = (
-            f"{rows} rows of {name!r} point in one direction and have {count} different thresholds: such a layer sorts "
-            "samples into bins and gives away every one that is alone in its bin. Do not train this model before its "
-            "operator explains it."
+            f"{rows} rows of {name!r} point in one direction and have {count} different "
+            "thresholds: such a layer sorts samples into bins and gives away every one that is "
+            "alone in its bin. Do not train this model before its operator explains it."
         )
         return Finding("tampered", "imprint", sentence)
     if bands:
         name, rows, _ = max(bands, key=lambda band: band[1])
-        sentence = f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no accident either."
+        sentence = (
+            f"{rows} rows of {name!r} are copies of one another: no sorting into bins, but no "
+            "accident either."
+        )
         return Finding("warning", "imprint", sentence)
     return Finding("ok", "imprint", f"No band of parallel rows {looked}.")
 
@@ -90,16 +101,25 @@ def _layers(tensors: Mapping[str, Tensor]) -> Iterator[WeightMatrix]:
             continue
         matrix = tensor.detach().flatten(1).float()
         norms = matrix.norm(dim=1)
-        kept = torch.isfinite(norms) & (norms > 1e-4 * norms.nan_to_num(0, 0, 0).median()) & (norms > 0)
+        kept = (
+            torch.isfinite(norms)
+            & (norms > 1e-4 * norms.nan_to_num(0, 0, 0).median())
+            & (norms > 0)
+        )
         if int(kept.sum()) < _BAND:
             continue
-        bias = tensors.get(f"{name.removesuffix('weight')}bias") if name.endswith("weight") else None
+        bias = (
+            tensors.get(f"{name.removesuffix('weight')}bias") if name.endswith("weight") else None
+        )
         fits = bias is not None and bias.shape == norms.shape
-        yield WeightMatrix(name, matrix[kept], bias.detach().float()[kept] if fits and bias is not None else None)
+        yield WeightMatrix(
+            name, matrix[kept], bias.detach().float()[kept] if fits and bias is not None else None
+        )
 
 
 def parallel_rows(layer: WeightMatrix) -> tuple[int, int] | None:
-    """The largest band of parallel rows and how many thresholds it has, or None where there is no such band."""
+    """The largest band of parallel rows and how many thresholds it has, or None where there is no
+    such band."""
     W = layer.weight
     norms = W.norm(dim=1, keepdim=True)
     unit = W / norms
@@ -115,14 +135,16 @@ def parallel_rows(layer: WeightMatrix) -> tuple[int, int] | None:
         if layer.bias is None:
             return count, 0
         thresholds = (layer.bias / norms.squeeze(1) * cosines.sign())[band]
-        # Copies trained apart by rounding are no bins: thresholds count as different beyond a thousandth of their size.
+        # Copies trained apart by rounding are no bins: thresholds count as different beyond a
+        # thousandth of their size.
         steps = thresholds.sort().values.diff()
         return count, 1 + int((steps > 1e-3 * thresholds.abs().median().clamp_min(1e-12)).sum())
     return None
 
 
 def _crowded(unit: Tensor, levels: list[float]) -> list[int]:
-    """The row with the most neighbors at each level of |cosine|, by sketches where rows are many and long."""
+    """The row with the most neighbors at each level of |cosine|, by sketches where rows are many
+    and long."""
     rows, columns = unit.shape
     if rows * columns > 1 << 20 and columns > _SKETCH:
         generator = torch.Generator().manual_seed(0)
@@ -137,7 +159,8 @@ def _crowded(unit: Tensor, levels: list[float]) -> list[int]:
 
 
 def trap_rows(layer: WeightMatrix) -> int:
-    """How many rows are balanced: all, where they lean to one sign by one amount, or those whose halves are the same numbers."""
+    """How many rows are balanced: all, where they lean to one sign by one amount, or those whose
+    halves are the same numbers."""
     W = layer.weight
     rows, columns = W.shape
     if columns < _TRAP_COLUMNS:
@@ -162,17 +185,22 @@ def trap_rows(layer: WeightMatrix) -> int:
 
 
 def _alike_in_moments(W: Tensor) -> Tensor:
-    """(rows,) whether positive and negative entries agree in the ratio of their second moment to their first, squared."""
+    """(rows,) whether positive and negative entries agree in the ratio of their second moment to
+    their first, squared."""
     total, size, positive = W.sum(1), W.abs().sum(1), W.clamp_min(0).square().sum(1)
     negative = W.square().sum(1) - positive
     first = (size + total) / (size - total).clamp_min(1e-30)
-    return (positive / negative.clamp_min(1e-30) / first.square() - 1).abs() * math.sqrt(W.shape[1]) < _MOMENTS
+    return (positive / negative.clamp_min(1e-30) / first.square() - 1).abs() * math.sqrt(
+        W.shape[1]
+    ) < _MOMENTS
 
 
 def pair_misfit(W: Tensor) -> Tensor:
-    """(rows,) how far a row's sorted positive entries are from a multiple of its sorted negative ones; about 1 by chance.
+    """(rows,) how far a row's sorted positive entries are from a multiple of its sorted negative
+    ones; about 1 by chance.
 
-    The relative misfit of two samples of D/2 magnitudes falls as 1/√D; it is given in units of that.
+    The relative misfit of two samples of D/2 magnitudes falls as 1/√D; it is given in units of
+    that.
     """
     order = W.sort(1).values
     half = W.shape[1] // 2

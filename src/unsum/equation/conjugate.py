@@ -27,8 +27,9 @@ class Linear(Protocol):
 class NormalSystem:
     """(JᵀJ + diag) x = right sides (…, m, k) at a point, or at many, with a preconditioner.
 
-    The term of JᵀJ that couples the samples is (α² G W² Gᵀ) ⊗ 1, the same for every direction of T: its B×B inverse,
-    applied from the left, is the preconditioner. Scalars are scaled by their own diagonal.
+    The term of JᵀJ that couples the samples is (α² G W² Gᵀ) ⊗ 1, the same for every direction of T:
+    its B×B inverse, applied from the left, is the preconditioner. Scalars are scaled by their own
+    diagonal.
     """
 
     here: Linear
@@ -38,7 +39,8 @@ class NormalSystem:
 
     @classmethod
     def of(cls, here: Linear, diagonal: Tensor, damping: Tensor | float) -> NormalSystem:
-        """`damping` is what `diagonal` amounts to in parts of JᵀJ's own, of all points or of each."""
+        """`damping` is what `diagonal` amounts to in parts of JᵀJ's own, of all points or of
+        each."""
         scalars = 1 / here.normal_diagonal[..., here.entries :]
         return cls(here, diagonal, _ridge_inverse(here.coupling(), damping), scalars)
 
@@ -51,12 +53,14 @@ class NormalSystem:
         return torch.cat([T.flatten(-2), self.scalars[..., None, :] * x[..., -n:]], dim=-1)
 
     def solve(self, right: Tensor, tolerance: float, iterations: int) -> tuple[Tensor, bool]:
-        """x, and whether all preconditioned residuals fell below `tolerance` of where they began."""
+        """x, and whether all preconditioned residuals fell below `tolerance` of where they
+        began."""
         return conjugate_gradients(self.matvec, self.precondition, right, tolerance, iterations)
 
 
 def _ridge_inverse(matrix: Tensor, ridge: Tensor | float) -> Tensor:
-    """(…, B, B) (matrix + ridge · its diagonal)⁻¹, with as much ridge as positive definiteness takes."""
+    """(…, B, B) (matrix + ridge · its diagonal)⁻¹, with as much ridge as positive definiteness
+    takes."""
     scale = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()
     scaled = scale[..., :, None] * matrix * scale[..., None, :]
     added = torch.as_tensor(ridge, dtype=matrix.dtype, device=matrix.device).clamp_min(1e-13)

@@ -1,6 +1,8 @@
-"""The one equation, α T̃ᵀ G(T K + b, Y) = Uᵀ, for every loss, with its residual, derivatives and normal matrix.
+"""The one equation, α T̃ᵀ G(T K + b, Y) = Uᵀ, for every loss, with its residual, derivatives and
+normal matrix.
 
-One gradient at one point, one at many, and many gradients at a point each are the same code: dimensions in front.
+One gradient at one point, one at many, and many gradients at a point each are the same code:
+dimensions in front.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def positive_factor(alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """A point in the space that is searched: F = T A, the floor e of every target, and the gradient's factor α.
+    """A point in the space that is searched: F = T A, the floor e of every target, and the
+    gradient's factor α.
 
     Any number of points may stand in front of these dimensions.
     """
@@ -75,11 +78,13 @@ class Unknowns:
 
 @dataclass(frozen=True)
 class Equation:
-    """What is known about one head's gradient, or about many: any number of them may stand in front of the dimensions.
+    """What is known about one head's gradient, or about many: any number of them may stand in front
+    of the dimensions.
 
-    U holds the gradient of W in the basis A and, as a last column, that of the bias times `beta` where there is one:
-    a bias is a feature that is 1 for everybody, so T̃ = [T, beta·1]. Rows of weight 0 take no part: without `Y`
-    those are the classes somebody may be labeled with, and every other target is the floor.
+    U holds the gradient of W in the basis A and, as a last column, that of the bias times `beta`
+    where there is one: a bias is a feature that is 1 for everybody, so T̃ = [T, beta·1]. Rows of
+    weight 0 take no part: without `Y` those are the classes somebody may be labeled with, and every
+    other target is the floor.
     """
 
     K: Tensor  # (…, R, C)
@@ -125,10 +130,15 @@ class Equation:
 
     def probabilities(self, T: Tensor) -> Tensor:
         logits = self.logits(T)
-        return self.loss.probabilities(logits) if isinstance(self.loss, Softmax) else torch.softmax(logits, dim=-1)
+        return (
+            self.loss.probabilities(logits)
+            if isinstance(self.loss, Softmax)
+            else torch.softmax(logits, dim=-1)
+        )
 
     def targets(self, at: Unknowns) -> Tensor:
-        """(…, B, C) the targets that are assumed, smoothed by the floor; the floor alone where no label is assumed."""
+        """(…, B, C) the targets that are assumed, smoothed by the floor; the floor alone where no
+        label is assumed."""
         floor = at.floor[..., None, None]
         if self.Y is None:
             return floor.expand(*at.T.shape[:-1], len(self.b))
@@ -145,7 +155,8 @@ class Equation:
 
 
 class Linearized:
-    """The equation at points: residual r (…, C, R [+ 1]), products with its Jacobian J, JᵀJ, and damped steps.
+    """The equation at points: residual r (…, C, R [+ 1]), products with its Jacobian J, JᵀJ, and
+    damped steps.
 
     Steps hold T's entries, then the floor, then log α, as `Unknowns.vector` does.
     """
@@ -169,9 +180,14 @@ class Linearized:
         return weighted[..., None] * self.T[..., None, :]
 
     def floor_change(self) -> Tensor:
-        """(…, B, C) of G per unit of the floor: it belongs to cross-entropy, whose G has targets as they are."""
+        """(…, B, C) of G per unit of the floor: it belongs to cross-entropy, whose G has targets as
+        they are."""
         equation, C = self.equation, self.equation.classes
-        return -torch.ones_like(self.G) if equation.Y is None else (C * equation.Y - 1).expand_as(self.G)
+        return (
+            -torch.ones_like(self.G)
+            if equation.Y is None
+            else (C * equation.Y - 1).expand_as(self.G)
+        )
 
     def floor_derivative(self) -> Tensor:
         """Of the residual."""
@@ -184,7 +200,8 @@ class Linearized:
 
     @cached_property
     def _scalars(self) -> list[tuple[int, Tensor]]:
-        """Derivatives (…, n, C, R [+ 1]) by the floor and by log α, where they are free, with their place from the end."""
+        """Derivatives (…, n, C, R [+ 1]) by the floor and by log α, where they are free, with their
+        place from the end."""
         factors, free = self.at.log_alpha.shape[-1], []
         if self.equation.floor_free:
             free.append((-1 - factors, self.floor_derivative().unsqueeze(-3)))
@@ -250,7 +267,8 @@ class Linearized:
 
     @cached_property
     def normal_matrix(self) -> Tensor:
-        """(…, k, k) JᵀJ, from its structure: C·(B R)² operations where J itself would need R times as many."""
+        """(…, k, k) JᵀJ, from its structure: C·(B R)² operations where J itself would need R times
+        as many."""
         equation, at = self.equation, self.at
         B, R = at.T.shape[-2:]
         squared = equation.weight.square()
@@ -270,7 +288,10 @@ class Linearized:
             return full
         columns, first = self.pull(torch.cat([D for _, D in self._scalars], dim=-3)), 0
         for place, D in self._scalars:
-            which, own = slice(place, place + D.shape[-3] or None), columns[..., first : first + D.shape[-3], :]
+            which, own = (
+                slice(place, place + D.shape[-3] or None),
+                columns[..., first : first + D.shape[-3], :],
+            )
             full[..., which, :], full[..., which] = own, own.mT
             first += D.shape[-3]
         return full
@@ -284,7 +305,8 @@ class Linearized:
 class Descended:
     """The equation at rows of unknowns, as `engine.descend` asks for it.
 
-    The normal matrix is formed where it is small, or where conjugate gradients do not converge and it can be afforded.
+    The normal matrix is formed where it is small, or where conjugate gradients do not converge and
+    it can be afforded.
     """
 
     def __init__(self, problem: EquationProblem, s: Tensor) -> None:
@@ -323,7 +345,8 @@ class EquationProblem(NonlinearProblem):
     def __init__(self, equation: Equation, B: int, R: int) -> None:
         self.equation, self.B, self.R = equation, B, R
         self.dense = B * R <= SMALL
-        self.last: Descended | None = None  # where costs were asked for, which mostly is where steps lead
+        # where costs were asked for, which mostly is where steps lead
+        self.last: Descended | None = None
 
     @property
     def entries(self) -> int:
@@ -347,10 +370,12 @@ def solve(
     in_noise_units: bool = False,
     roughly: bool = False,
 ) -> Unknowns:
-    """Minimize ‖residual‖² from `start`, until it stagnates, or for so many `steps`; where that ends.
+    """Minimize ‖residual‖² from `start`, until it stagnates, or for so many `steps`; where that
+    ends.
 
-    Where the residual comes in units of its noise, what is below that noise need not be pursued further: as soon as it
-    hardly falls, or `roughly` at once. Inexact steps are pursued all the same, since a long valley may lead on.
+    Where the residual comes in units of its noise, what is below that noise need not be pursued
+    further: as soon as it hardly falls, or `roughly` at once. Inexact steps are pursued all the
+    same, since a long valley may lead on.
     """
     B, R = start.T.shape[-2:]
     problem = EquationProblem(equation, B, R)

@@ -1,4 +1,5 @@
-"""What the head's gradient says once it is factored: the known side of the equation, with its noise."""
+"""What the head's gradient says once it is factored: the known side of the equation, with its
+noise."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Observation:
 
     @property
     def inputs(self) -> int:
-        """How many of the head's H inputs the gradient shows: columns of ∇W above the noise. Relu leaves the others at zero."""
+        """How many of the head's H inputs the gradient shows: columns of ∇W above the noise. Relu
+        leaves the others at zero."""
         weighted = self.weight[:, None] * self.U
         strength = (self.A * (weighted.T @ weighted @ self.A)).sum(
             0
@@ -52,7 +54,11 @@ class Observation:
 
     def equation(self) -> Equation:
         """The unlabeled equation over all rows."""
-        U = self.U if self.grad_b is None else torch.cat([self.U, self.beta * self.grad_b[:, None]], dim=1)
+        U = (
+            self.U
+            if self.grad_b is None
+            else torch.cat([self.U, self.beta * self.grad_b[:, None]], dim=1)
+        )
         return Equation(self.K, self.b, U, self.weight, self.beta, loss=self.loss)
 
     def weights_at(self, at: Unknowns, Y: Tensor) -> Tensor:
@@ -61,20 +67,26 @@ class Observation:
         return noise_weights(equation, at, self.noise.level, self.row_norms, self.client_precision)
 
     def alpha(self, scale: float, B: int) -> float:
-        """The factor in front of G for a gradient of cross-entropy that was multiplied by `scale`."""
+        """The factor in front of G for a gradient of cross-entropy that was multiplied by
+        `scale`."""
         return scale / B if self.reduction == "mean" else scale
 
     def plain_alpha(self, B: int, Y: Tensor | None) -> float:
-        """The factor of a gradient that nothing has scaled, for B samples, of targets Y where they are whole."""
+        """The factor of a gradient that nothing has scaled, for B samples, of targets Y where they
+        are whole."""
         if self.reduction != "mean":
             return 1.0
         return 1 / (float(B) if Y is None else self.loss.divisor(Y))
 
 
-def noise_weights(equation: Equation, at: Unknowns, level: Tensor, row_norms: Tensor, precision: float) -> Tensor:
-    """(…, C) one over the deviation of a row of U: every sample's rounding, in proportion to its features, and `level` (…, C).
+def noise_weights(
+    equation: Equation, at: Unknowns, level: Tensor, row_norms: Tensor, precision: float
+) -> Tensor:
+    """(…, C) one over the deviation of a row of U: every sample's rounding, in proportion to its
+    features, and `level` (…, C).
 
-    The equation's targets are the whole ones. `row_norms` (C,) are W's, `precision` that of the client's operations.
+    The equation's targets are the whole ones. `row_norms` (C,) are W's, `precision` that of the
+    client's operations.
     """
     assert equation.Y is not None
     sizes = at.T.norm(dim=-1, keepdim=True)
@@ -84,13 +96,15 @@ def noise_weights(equation: Equation, at: Unknowns, level: Tensor, row_norms: Te
 
 
 def observe(head: Head, batch_size: int | None, noise: Noise | None = None) -> Observation:
-    """Measure the noise unless it is known, choose the rank and factor the gradient; a granted `batch_size` caps the rank."""
+    """Measure the noise unless it is known, choose the rank and factor the gradient; a granted
+    `batch_size` caps the rank."""
     noise = noise or measure_noise(head)
     return observed(head, factorize(head, noise, batch_size), noise, CrossEntropy())
 
 
 def observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observation:
-    """What factors and noise of a gradient say, for the loss that the client is taken to have minimized."""
+    """What factors and noise of a gradient say, for the loss that the client is taken to have
+    minimized."""
     if type(loss) is not CrossEntropy:  # a loss of the user's own may hide what makes it another
         return _observed(head, factors, noise, loss)
     return once("observed", (head, factors, noise), lambda: _observed(head, factors, noise, loss))
@@ -99,10 +113,14 @@ def observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observat
 def _observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observation:
     K = head.logits(factors.A)
     b = K.new_zeros(head.classes) if head.b is None else head.b.double()
-    # Entries that were frozen or pruned away are zero although the same row of ∇W is not: such a ∇b is not used.
-    lost = head.grad_b is not None and bool(((head.grad_b == 0) & (factors.U.norm(dim=1) > 0)).any())
+    # Entries that were frozen or pruned away are zero although the same row of ∇W is not: such a ∇b
+    # is not used.
+    lost = head.grad_b is not None and bool(
+        ((head.grad_b == 0) & (factors.U.norm(dim=1) > 0)).any()
+    )
     grad_b = None if head.grad_b is None or lost else head.grad_b.double()
-    # The client's own softmax, computed in W's precision, errs alike in every column: no averaging over columns.
+    # The client's own softmax, computed in W's precision, errs alike in every column: no averaging
+    # over columns.
     client_precision = torch.finfo(head.W.dtype).eps / 2
     client = client_precision * factors.U.norm(dim=1)
     deviation = (noise.level.square() + client.square()).sqrt()
@@ -116,5 +134,16 @@ def _observed(head: Head, factors: Factors, noise: Noise, loss: Loss) -> Observa
         beta = float((deviation / bias_deviation.clamp_min(least)).median())
     row_norms, U, A = head.row_norms(head.W), factors.U, factors.A
     return Observation(
-        U, A, K, b, grad_b, noise, 1 / deviation, beta, head.reduction, row_norms, client_precision, loss
+        U,
+        A,
+        K,
+        b,
+        grad_b,
+        noise,
+        1 / deviation,
+        beta,
+        head.reduction,
+        row_norms,
+        client_precision,
+        loss,
     )

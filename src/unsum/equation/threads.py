@@ -1,4 +1,5 @@
-"""Small matrix products run on one thread: on a busy machine, waiting for a second one costs a hundred times more."""
+"""Small matrix products run on one thread: on a busy machine, waiting for a second one costs a
+hundred times more."""
 
 from __future__ import annotations
 

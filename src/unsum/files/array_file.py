@@ -1,4 +1,5 @@
-"""numpy's files, `.npy` and `.npz`: headers are believed only as far as the bytes behind them go, and nothing is unpickled."""
+"""numpy's files, `.npy` and `.npz`: headers are believed only as far as the bytes behind them go,
+and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -21,17 +22,21 @@ from unsum.files.limits import Limits
 _NUMBERS = "fiub"  # kinds of dtype that a tensor can have: float, int, unsigned, bool
 _END, _END_64 = b"PK\x05\x06", b"PK\x06\x06"
 _LONGEST_COMMENT = 1 << 16  # bytes behind a zip's table: the format has two bytes for their number
-_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of numpy and torch; others can ask for gigabytes to unpack
+# of numpy and torch; others can ask for gigabytes to unpack
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # the bit of a zip member's flags
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself believes no header of more than 10 000
 _PIECE = 1 << 20  # bytes read at a time
 
 
 def read_npy(file: IO[bytes], size: int, name: str, *, kinds: str = _NUMBERS) -> NDArray[Any]:
-    """The array of an open `.npy` of `size` bytes. Its shape must be what the bytes are, before they are read."""
+    """The array of an open `.npy` of `size` bytes. Its shape must be what the bytes are, before
+    they are read."""
     shape, fortran, dtype = _header(file, name)
     if dtype.hasobject:
-        raise UnsumError(f"The array {name!r} holds Python objects, and unsum runs no code out of files.")
+        raise UnsumError(
+            f"The array {name!r} holds Python objects, and unsum runs no code out of files."
+        )
     if dtype.kind not in kinds:
         raise UnsumError(f"The array {name!r} holds {dtype}, not numbers that a model could have.")
     if any(side < 0 for side in shape):
@@ -39,7 +44,10 @@ def read_npy(file: IO[bytes], size: int, name: str, *, kinds: str = _NUMBERS) ->
     count = math.prod(shape)
     left = size - file.tell()
     if count * dtype.itemsize != left:
-        raise ValueError(f"the header of {name!r} promises {count * dtype.itemsize:,} bytes, and {left:,} follow it")
+        raise ValueError(
+            f"the header of {name!r} promises {count * dtype.itemsize:,} bytes, and {left:,} "
+            "follow it"
+        )
     flat = np.empty(count, dtype)
     if left:
         _fill(memoryview(flat.view(np.uint8)), file, name)  # type: ignore[arg-type] # an array has a buffer
@@ -47,7 +55,8 @@ def read_npy(file: IO[bytes], size: int, name: str, *, kinds: str = _NUMBERS) ->
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and dtype; numpy would take as much memory as the header says that it is long."""
+    """Shape, order and dtype; numpy would take as much memory as the header says that it is
+    long."""
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"the array {name!r} is of an unknown version")
@@ -56,7 +65,11 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
     if length > _LONGEST_HEADER:
         raise ValueError(f"the header of {name!r} says that it is {length:,} bytes long")
     header = io.BytesIO(said + file.read(length))
-    return npy.read_array_header_1_0(header) if version == (1, 0) else npy.read_array_header_2_0(header)
+    return (
+        npy.read_array_header_1_0(header)
+        if version == (1, 0)
+        else npy.read_array_header_2_0(header)
+    )
 
 
 def _fill(room: memoryview, file: IO[bytes], name: str) -> None:
@@ -71,7 +84,11 @@ def _fill(room: memoryview, file: IO[bytes], name: str) -> None:
 
 
 def read_npz(
-    path: Path, names: Iterable[str] | None = None, *, limits: Limits | None = None, kinds: str = _NUMBERS
+    path: Path,
+    names: Iterable[str] | None = None,
+    *,
+    limits: Limits | None = None,
+    kinds: str = _NUMBERS,
 ) -> dict[str, NDArray[Any]]:
     """The arrays of an `.npz`, or those of `names` that it has; no two may have one name."""
     wanted = None if names is None else set(names)
@@ -93,8 +110,11 @@ def names_in(path: Path) -> list[str]:
 
 
 @contextmanager
-def open_archive(path: Path, limits: Limits | None = None, *, packed: bool = True) -> Iterator[zipfile.ZipFile]:
-    """A zip whose list of members was checked: not too many, not too large, none twice; `packed` allows compressed ones.
+def open_archive(
+    path: Path, limits: Limits | None = None, *, packed: bool = True
+) -> Iterator[zipfile.ZipFile]:
+    """A zip whose list of members was checked: not too many, not too large, none twice; `packed`
+    allows compressed ones.
 
     A member never gives more bytes than the list says, so the list is what has to be checked.
     """
@@ -125,7 +145,8 @@ def _check_members(members: list[zipfile.ZipInfo], size: int, packed: bool) -> N
 
 
 def _directory_size(file: IO[bytes], size: int) -> int:
-    """Bytes of the list of members, which is read as a whole: out of the record at the end of the file."""
+    """Bytes of the list of members, which is read as a whole: out of the record at the end of the
+    file."""
     tail_size = min(size, _LONGEST_COMMENT + 256)
     file.seek(size - tail_size)
     tail = file.read(tail_size)

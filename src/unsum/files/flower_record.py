@@ -1,13 +1,16 @@
-"""Flower's `ArrayRecord` and `RecordDict` as protocol-buffer bytes, read without Flower and without running anything.
+"""Flower's `ArrayRecord` and `RecordDict` as protocol-buffer bytes, read without Flower and without
+running anything.
 
     Path("client.pb").write_bytes(flwr.common.serde.array_record_to_proto(record).SerializeToString())
 
 The messages, by field number, as Flower declares them:
 
-    ArrayRecord  1: item*  {1: key, 2: Array}              Array  1: dtype, 2: shape, 3: stype, 4: data (the bytes of a .npy file)
+    ArrayRecord  1: item*  {1: key, 2: Array}              Array  1: dtype, 2: shape, 3: stype, 4:
+                                                                  data (the bytes of a .npy file)
     RecordDict   1: item*  {1: key, 2: ArrayRecord | 3: MetricRecord | 4: ConfigRecord}
 
-Read by hand, because the wire format is four rules long and Flower pins older releases of what unsum uses.
+Read by hand, because the wire format is four rules long and Flower pins older releases of what
+unsum uses.
 """
 
 from __future__ import annotations
@@ -33,17 +36,22 @@ def read_flower(content: bytes, limits: Limits | None = None) -> dict[str, NDArr
     limits = limits or Limits.from_environment()
     if content.startswith(_REFERENCES):
         raise UnsumError(
-            "These are the bytes of record.deflate(), which names its arrays without holding them; write "
-            "flwr.common.serde.array_record_to_proto(record).SerializeToString() instead."
+            "These are the bytes of record.deflate(), which names its arrays without holding them; "
+            "write flwr.common.serde.array_record_to_proto(record).SerializeToString() instead."
         )
     entries = _items(content, limits)
     # An array has fields 3 and 4; a record of arrays has field 1 alone.
-    records = [(n, value) for n, value in entries if value is not None and not _fields(value).keys() >= {3, 4}]
+    records = [
+        (n, value)
+        for n, value in entries
+        if value is not None and not _fields(value).keys() >= {3, 4}
+    ]
     if not records and entries:
         return _arrays(entries)
     if len(records) != 1:
         raise UnsumError(
-            f"It holds {len(records)} records of arrays, not one; write the client's own ArrayRecord to a file."
+            f"It holds {len(records)} records of arrays, not one; write the client's own "
+            "ArrayRecord to a file."
         )
     return _arrays(_items(records[0][1], limits))
 
@@ -57,14 +65,17 @@ def _arrays(entries: list[tuple[str, bytes | None]]) -> dict[str, NDArray[Any]]:
         parts = _fields(message)
         kind = parts.get(3, [b""])[-1].decode()
         if kind != _NUMPY or 4 not in parts:
-            raise UnsumError(f"The array {name!r} is stored as {kind!r}; only {_NUMPY!r} can be read.")
+            raise UnsumError(
+                f"The array {name!r} is stored as {kind!r}; only {_NUMPY!r} can be read."
+            )
         content = parts[4][-1]
         arrays[name] = read_npy(io.BytesIO(content), len(content), name)
     return arrays
 
 
 def _items(message: bytes, limits: Limits) -> list[tuple[str, bytes | None]]:
-    """(key, what stands in field 2) of every item; None where that is missing, as in records of metrics."""
+    """(key, what stands in field 2) of every item; None where that is missing, as in records of
+    metrics."""
     found = []
     items = _fields(message).get(1, [])
     limits.check_count(len(items))
@@ -77,7 +88,8 @@ def _items(message: bytes, limits: Limits) -> list[tuple[str, bytes | None]]:
 
 
 def _fields(message: bytes) -> Fields:
-    """The fields that hold bytes, by number; numbers are passed over, since nothing that is needed is one."""
+    """The fields that hold bytes, by number; numbers are passed over, since nothing that is needed
+    is one."""
     fields: Fields = {}
     place = 0
     while place < len(message):

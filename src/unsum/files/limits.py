@@ -1,7 +1,8 @@
 """How much a file from elsewhere may hold: looked up before any memory is taken for it.
 
-Defaults fit every model that an audit is usually made of. `UNSUM_MAX_TENSORS`, `UNSUM_MAX_BYTES`, `UNSUM_MAX_METADATA`,
-`UNSUM_MAX_EXPANSION` and `UNSUM_MAX_PICTURES` in the environment change them, in whole numbers.
+Defaults fit every model that an audit is usually made of. `UNSUM_MAX_TENSORS`, `UNSUM_MAX_BYTES`,
+`UNSUM_MAX_METADATA`, `UNSUM_MAX_EXPANSION` and `UNSUM_MAX_PICTURES` in the environment change them,
+in whole numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ class Limits:
 
     @classmethod
     def from_environment(cls) -> Limits:
-        return cls(**{field.name: _number(field.name) for field in fields(cls) if _variable(field.name) in os.environ})
+        return cls(
+            **{
+                field.name: _number(field.name)
+                for field in fields(cls)
+                if _variable(field.name) in os.environ
+            }
+        )
 
     def check_count(self, found: int) -> None:
         if found > self.tensors:
@@ -38,7 +45,8 @@ class Limits:
             raise _beyond("metadata", f"its header has {found:,} bytes", f"{self.metadata:,}")
 
     def check_bytes(self, found: int, packed: int | None = None) -> None:
-        """`found` bytes of tensors, out of a file of `packed` bytes where they may take more room than there."""
+        """`found` bytes of tensors, out of a file of `packed` bytes where they may take more room
+        than there."""
         if found > self.bytes:
             raise _beyond("bytes", f"it would unpack to {found:,} bytes", f"{self.bytes:,}")
         if packed is not None and found > max(self.expansion * packed, _SMALL):
@@ -51,11 +59,15 @@ class Limits:
 
 
 class LimitError(UnsumError):
-    """A file that is too much of something; the sentence names the variable that would let it pass."""
+    """A file that is too much of something; the sentence names the variable that would let it
+    pass."""
 
 
 def _beyond(name: str, what: str, most: str) -> LimitError:
-    return LimitError(f"{what}, and {most} is the most that is read; if you trust it, set {_variable(name)} higher")
+    return LimitError(
+        f"{what}, and {most} is the most that is read; if you trust it, set {_variable(name)} "
+        "higher"
+    )
 
 
 def _variable(name: str) -> str:
@@ -65,5 +77,7 @@ def _variable(name: str) -> str:
 def _number(name: str) -> int:
     text = os.environ[_variable(name)]
     if not text.isascii() or not text.isdigit() or int(text[:19]) < 1:
-        raise UnsumError(f"{_variable(name)} must be a whole number of at least 1, not {text[:40]!r}.")
+        raise UnsumError(
+            f"{_variable(name)} must be a whole number of at least 1, not {text[:40]!r}."
+        )
     return int(text[:19])

@@ -1,4 +1,5 @@
-"""The header of a safetensors file, checked before the file is opened: what it promises must be what the file holds."""
+"""The header of a safetensors file, checked before the file is opened: what it promises must be
+what the file holds."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from unsum.files.limits import Limits
 
 # Bytes of one entry. The library knows further kinds; no gradient and no weight is sent in them.
 _SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+    "BOOL": 1
 }  # fmt: skip
 _METADATA = "__metadata__"
 
@@ -27,7 +29,9 @@ def check_safetensors(path: Path, limits: Limits | None = None) -> dict[str, tup
             raise ValueError("it is shorter than its own header")
         length = struct.unpack("<Q", start)[0]
         if length > size - 8:
-            raise ValueError(f"its header promises {length:,} bytes of names and shapes, and {size - 8:,} follow")
+            raise ValueError(
+                f"its header promises {length:,} bytes of names and shapes, and {size - 8:,} follow"
+            )
         limits.check_metadata(length)
         text = file.read(length)
     try:
@@ -37,7 +41,9 @@ def check_safetensors(path: Path, limits: Limits | None = None) -> dict[str, tup
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     metadata = header.pop(_METADATA, None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise ValueError("its metadata must map names to texts")
     limits.check_count(len(header))
     spans = sorted(_span(name, entry) for name, entry in header.items())
@@ -59,16 +65,23 @@ def _span(name: str, entry: Any) -> tuple[int, int, str]:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"the entry of {name[:80]!r} must have a dtype, a shape and two offsets") from None
+        raise ValueError(
+            f"the entry of {name[:80]!r} must have a dtype, a shape and two offsets"
+        ) from None
     numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
     if not all(
-        isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63 for number in numbers
+        isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63
+        for number in numbers
     ):
         raise ValueError(f"the shape and offsets of {name[:80]!r} must be whole numbers")
     if not isinstance(dtype, str) or dtype not in _SIZES:
-        raise ValueError(f"{name[:80]!r} holds {str(dtype)[:40]}, not numbers that a model could have")
+        raise ValueError(
+            f"{name[:80]!r} holds {str(dtype)[:40]}, not numbers that a model could have"
+        )
     if end - begin != math.prod(shape) * _SIZES[dtype]:
-        raise ValueError(f"{name[:80]!r} has a shape that does not fit into its {end - begin:,} bytes")
+        raise ValueError(
+            f"{name[:80]!r} has a shape that does not fit into its {end - begin:,} bytes"
+        )
     return begin, end, name
 
 

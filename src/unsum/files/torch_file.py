@@ -1,4 +1,5 @@
-"""What `torch.save` wrote, read with `weights_only=True` after its archive was looked at; tensors alone come back."""
+"""What `torch.save` wrote, read with `weights_only=True` after its archive was looked at; tensors
+alone come back."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 def load_tensors_only(path: Path, limits: Limits | None = None) -> Any:
-    """What the file holds, from plain containers and tensors; archives that unpack to more than they are are refused."""
+    """What the file holds, from plain containers and tensors; archives that unpack to more than
+    they are are refused."""
     limits = limits or Limits.from_environment()
     with path.open("rb") as file:
         start = file.read(4)
@@ -36,14 +38,16 @@ def load_tensors_only(path: Path, limits: Limits | None = None) -> Any:
                     limits.check_metadata(member.file_size)
         return torch.load(path, map_location="cpu", weights_only=True)
     if not start.startswith(_PICKLE):
-        raise ValueError("torch.save did not write it")  # an old tar, say, which torch would unpack to disk
+        # an old tar, say, which torch would unpack to disk
+        raise ValueError("torch.save did not write it")
     limits.check_bytes(path.stat().st_size)
     with path.open("rb") as file:
         return torch.load(cast("IO[bytes]", _Clamped(file)), map_location="cpu", weights_only=True)
 
 
 class _Clamped:
-    """A file that is never asked for more than it has left: Python takes the memory for a read before it looks."""
+    """A file that is never asked for more than it has left: Python takes the memory for a read
+    before it looks."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -63,8 +67,13 @@ class _Clamped:
 
 
 def plain_tensor(name: str, tensor: Tensor, packed: int, limits: Limits) -> Tensor:
-    """The tensor as a dense one of its own memory; what only looks like one, or is larger than its bytes, is refused."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+    """The tensor as a dense one of its own memory; what only looks like one, or is larger than its
+    bytes, is refused."""
+    if (
+        type(tensor) not in (Tensor, torch.nn.Parameter)
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+    ):
         raise UnsumError(f"The tensor {name!r} is not a plain dense one; save it as such.")
     if tensor.device.type != "cpu" or tensor.dtype not in _DTYPES:
         kind, place = str(tensor.dtype).removeprefix("torch."), tensor.device.type
@@ -76,7 +85,8 @@ def plain_tensor(name: str, tensor: Tensor, packed: int, limits: Limits) -> Tens
 
 @contextmanager
 def no_code_from_files() -> Iterator[None]:
-    """Within it, other libraries' calls of `torch.load` unpickle nothing but tensors, whatever they ask for."""
+    """Within it, other libraries' calls of `torch.load` unpickle nothing but tensors, whatever they
+    ask for."""
     before = os.environ.get(_FORCED)
     os.environ[_FORCED] = "1"
     try:

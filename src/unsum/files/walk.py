@@ -1,4 +1,5 @@
-"""The files under a folder of the user's, through links to folders, too: many keep their photos on another disk."""
+"""The files under a folder of the user's, through links to folders, too: many keep their photos on
+another disk."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pathlib import Path
 def files_under(folder: Path) -> Iterator[Path]:
     """Every regular file, in no order. A folder is read once, whatever leads to it.
 
-    A link to a folder that holds `folder` itself is passed over: an unpacked archive could lead to the whole disk so.
+    A link to a folder that holds `folder` itself is passed over: an unpacked archive could lead to
+    the whole disk so.
     """
     real = folder.resolve()
     seen = {real}

@@ -1,4 +1,5 @@
-"""Files and folders written whole or not at all: under another name first, which a fault leaves behind for nobody."""
+"""Files and folders written whole or not at all: under another name first, which a fault leaves
+behind for nobody."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PART = ".part"
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """`write` fills a file beside `path` that then takes its place; what was there stays until then."""
+    """`write` fills a file beside `path` that then takes its place; what was there stays until
+    then."""
     part = path.with_name(path.name + PART)
     try:
         write(part)
@@ -29,7 +31,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
-    """`write` fills a folder inside `folder`, whose files then take their places; a fault leaves not even an empty folder."""
+    """`write` fills a folder inside `folder`, whose files then take their places; a fault leaves
+    not even an empty folder."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     part = folder / PART
     try:
@@ -46,7 +49,9 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
     """safetensors; its own error for a full disk, which is no OSError, becomes one."""
     try:
         save_file(tensors, path, metadata)
@@ -60,7 +65,8 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_pictures(path: Path, images: Tensor) -> None:
-    """Pictures found so far, for a person who waits: side by side as a PNG; a viewer that reloads it never meets half a file."""
+    """Pictures found so far, for a person who waits: side by side as a PNG; a viewer that reloads
+    it never meets half a file."""
     from PIL import Image  # here, because most runs draw nothing
     from torchvision.utils import make_grid
 

@@ -37,7 +37,8 @@ from unsum.update import Update
 LOCAL_STEPS = "local-steps"
 FILE = "leakage.jsonl"
 CEILINGS = "ceilings.jsonl"
-_MOST_GRANTED = 256  # samples: solving for more takes longer than a round, and few heads tell as many apart
+# samples: solving for more takes longer than a round, and few heads tell as many apart
+_MOST_GRANTED = 256
 
 
 def check_attack(name: str | None) -> None:
@@ -47,15 +48,24 @@ def check_attack(name: str | None) -> None:
 
 
 def attack_seen(
-    model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int, time_limit: float | None = None
+    model: nn.Module,
+    seen: Seen,
+    attack: str | None,
+    *,
+    train: bool,
+    seed: int,
+    time_limit: float | None = None,
 ) -> Leak:
-    """The attack on what was seen; `model` holds the weights that were sent. A separator's name separates and no more.
+    """The attack on what was seen; `model` holds the weights that were sent. A separator's name
+    separates and no more.
 
-    None is the quick one that suits the training: `exact`, `local-steps` where the client took several steps, or `text` where
-    the head is the embedding; and the rows of every dense layer, where that is not certain.
+    None is the quick one that suits the training: `exact`, `local-steps` where the client took
+    several steps, or `text` where the head is the embedding; and the rows of every dense layer,
+    where that is not certain.
 
-    The number of examples is granted as the batch size first. A client may have drawn a smaller batch from them, so without a
-    certain answer the attack is asked again without it. `time_limit` is for both together; what it leaves untried is noted.
+    The number of examples is granted as the batch size first. A client may have drawn a smaller
+    batch from them, so without a certain answer the attack is asked again without it. `time_limit`
+    is for both together; what it leaves untried is noted.
     """
     with limited_to(time_limit) as deadline, sharing():
         leak = _attacked_twice(model, seen, attack, train=train, seed=seed)
@@ -64,16 +74,23 @@ def attack_seen(
     return cut_short(leak, deadline)
 
 
-def _attacked_twice(model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int) -> Leak:
+def _attacked_twice(
+    model: nn.Module, seen: Seen, attack: str | None, *, train: bool, seed: int
+) -> Leak:
     update, told = seen.update, None
     several = update.training is not None and update.training.several_steps
-    # How many samples the client's only step was of, as far as a server can tell from the number of its examples.
-    known = not several and update.batch_size is None and (update.num_examples or 0) <= _MOST_GRANTED
+    # How many samples the client's only step was of, as far as a server can tell from the number of
+    # its examples.
+    known = (
+        not several and update.batch_size is None and (update.num_examples or 0) <= _MOST_GRANTED
+    )
     granted = update.num_examples if known else None
     with in_mode(model, train):
         if granted is not None:
             with suppress(UnsumError):  # the attack refuses a batch of that size
-                told = _attacked(model, seen.update, attack, AttackOptions(batch_size=granted, seed=seed))
+                told = _attacked(
+                    model, seen.update, attack, AttackOptions(batch_size=granted, seed=seed)
+                )
         if told is not None and (told.exact or out_of_time("the same without the batch size")):
             return told
         untold = _attacked(model, seen.update, attack, AttackOptions(seed=seed))
@@ -84,22 +101,32 @@ def _attacked_twice(model: nn.Module, seen: Seen, attack: str | None, *, train: 
 def _attacked(model: nn.Module, update: Update, attack: str | None, options: AttackOptions) -> Leak:
     if attack is None:
         several = update.training is not None and update.training.several_steps
-        return quick(LOCAL_STEPS if several else "text" if is_tied(model) else "exact", model, update, options, SILENT)
+        return quick(
+            LOCAL_STEPS if several else "text" if is_tied(model) else "exact",
+            model,
+            update,
+            options,
+            SILENT,
+        )
     if attack in [entry.name for entry in SEPARATORS]:
         return only(attack, model, update, options, SILENT)
     return run_attack(model, update, replace(options, method=attack))
 
 
 class Journal:
-    """Writes into `folder`, appending to what an earlier run left there; without a folder it writes nothing."""
+    """Writes into `folder`, appending to what an earlier run left there; without a folder it writes
+    nothing."""
 
     def __init__(self, folder: str | Path | None) -> None:
-        self.folder = None if folder is None else Path(folder).absolute()  # servers may change where they stand
+        # servers may change where they stand
+        self.folder = None if folder is None else Path(folder).absolute()
         self._curves: Any = None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, number: int, findings: Sequence[ClientFinding], figures: dict[str, float]) -> None:
+    def write(
+        self, number: int, findings: Sequence[ClientFinding], figures: dict[str, float]
+    ) -> None:
         if self.folder is None:
             return
         with (self.folder / FILE).open("a", encoding="utf-8") as lines:
@@ -137,20 +164,24 @@ class Journal:
 
 
 def surest(leak: Leak) -> tuple[bool, float]:
-    """A key by which the answer that is certain, then the one of the smallest prediction, comes first."""
+    """A key by which the answer that is certain, then the one of the smallest prediction, comes
+    first."""
     return not leak.exact, math.inf if math.isnan(leak.estimate) else leak.estimate
 
 
 def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:
-    """A round in numbers, as a strategy's metrics can hold them: whole numbers and finite ones only.
+    """A round in numbers, as a strategy's metrics can hold them: whole numbers and finite ones
+    only.
 
-    Where no client's leakage is known, `leak-worst` is left out, and `leak-expected` where the attack predicts nothing:
-    dashboards show a gap, never 0.
+    Where no client's leakage is known, `leak-worst` is left out, and `leak-expected` where the
+    attack predicts nothing: dashboards show a gap, never 0.
     """
     audited = [finding for finding in findings if finding.outcome == "audited"]
     most = {
         "leak-worst": [finding.leakage for finding in audited if math.isfinite(finding.leakage)],
-        "leak-expected": [finding.expected for finding in audited if math.isfinite(finding.expected)],
+        "leak-expected": [
+            finding.expected for finding in audited if math.isfinite(finding.expected)
+        ],
     }
     sure = [finding for finding in audited if finding.exact]
     figures: dict[str, float] = {

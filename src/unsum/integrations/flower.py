@@ -1,4 +1,5 @@
-"""Flower: a strategy that audits any other one's rounds, and a mod that looks at an update before it leaves the client.
+"""Flower: a strategy that audits any other one's rounds, and a mod that looks at an update before
+it leaves the client.
 
     strategy = AuditStrategy(FedAvg(), model, training=LocalTraining(learning_rate=0.1))
     app = ClientApp(mods=[leakage_guard_mod(model, threshold=0.2), LocalDpMod(…)])
@@ -31,7 +32,12 @@ from unsum.integrations.finding import (
     reason_of,
     surest,
 )
-from unsum.integrations.flower_messages import WrappedStrategy, num_examples, only_arrays, tensors_of
+from unsum.integrations.flower_messages import (
+    WrappedStrategy,
+    num_examples,
+    only_arrays,
+    tensors_of,
+)
 from unsum.integrations.guard import Action, Guard
 from unsum.integrations.pool import ArrivedWeights, AuditPool
 from unsum.integrations.rounds import Seen, fill, seen
@@ -44,7 +50,16 @@ from unsum.separate.several_rounds import separate_rounds
 from unsum.update import Update
 
 # isort: split
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -54,45 +69,53 @@ _LOG = logging.getLogger("flwr")  # so that findings stand where Flower's own li
 _SHARE = 0.1  # of the training's time so far, which audits may have taken by default
 _LAST = 0.05  # of a round's budget: with less left, no further audit is begun
 _REMEMBERED = 3  # rounds of a client whose data repeat
-_ONE_RECORD = "A message must hold exactly one record of arrays to be audited, sent out and sent back."
+_ONE_RECORD = (
+    "A message must hold exactly one record of arrays to be audited, sent out and sent back."
+)
 _REFUSED = 6  # Flower's code for a mod whose precondition failed
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
 class AuditStrategy(WrappedStrategy):
-    """`inner` as it is, with its clients' updates audited on their way in; training is the same with and without.
+    """`inner` as it is, with its clients' updates audited on their way in; training is the same
+    with and without.
 
     Args:
-        inner: any strategy, wrappers for differential privacy included. What is audited is what arrives from the clients,
-            before `inner` clips it or adds noise.
+        inner: any strategy, wrappers for differential privacy included. What is audited is what
+            arrives from the clients, before `inner` clips it or adds noise.
         model: the model that is trained; its weights are not looked at, those that were sent are.
         every: audit every so many rounds, from the first on.
         clients: how many clients a round, those with the fewest turns so far first; all by default.
-        budget_seconds: for the audits of one round; by default, all audits together may take a tenth of the time that the
-            training took until then. One audit gets at most half of what is left and gives its best answer then; if the first
-            one of a round had to, no other is begun until twice as much has been saved up, and gets it all. Findings say who
-            was left out.
-        processes: audit on so many processes of their own, behind the training: a round waits for none of them. `budget_seconds`
-            is then for each update, 60 by default. Findings come with the rounds after, the last ones with `finish`, which
-            `start` calls at its end; where more updates come than can be audited, findings say who was left out.
+        budget_seconds: for the audits of one round; by default, all audits together may take a
+            tenth of the time that the training took until then. One audit gets at most half of what
+            is left and gives its best answer then; if the first one of a round had to, no other is
+            begun until twice as much has been saved up, and gets it all. Findings say who was left
+            out.
+        processes: audit on so many processes of their own, behind the training: a round waits for
+            none of them. `budget_seconds` is then for each update, 60 by default. Findings come
+            with the rounds after, the last ones with `finish`, which `start` calls at its end;
+            where more updates come than can be audited, findings say who was left out.
         training: what the server knows of its clients' training.
-        attack: by default the exact solver, which is quick and vouches for its answers, or `local-steps` where clients take
-            several; any other separator; or `auto`, everything.
-        repeats: say that a client trains on the same batch in every round. Its last rounds are then solved together
-            (`unsum.separate_rounds`), and their weights and updates kept for every client that was audited.
-        data: (inputs, targets) of the clients' kind, as many as the smallest client has, that stand in for its own. A client
-            with these is played on the weights of every round, in a process beside the training, and `ceilings` says what
+        attack: by default the exact solver, which is quick and vouches for its answers, or
+            `local-steps` where clients take several; any other separator; or `auto`, everything.
+        repeats: say that a client trains on the same batch in every round. Its last rounds are then
+            solved together (`unsum.separate_rounds`), and their weights and updates kept for every
+            client that was audited.
+        data: (inputs, targets) of the clients' kind, as many as the smallest client has, that stand
+            in for its own. A client with these is played on the weights of every round, in a
+            process beside the training, and `ceilings` says what
             nobody can exceed after so many rounds with the same data. None: no ceiling is computed.
-        defenses: what clients are declared to do to their update, for that ceiling: `[Clip(1.0), Noise(0.1)]`, in units of a
-            gradient (noise on the weights over the learning rate).
+        defenses: what clients are declared to do to their update, for that ceiling: `[Clip(1.0),
+            Noise(0.1)]`, in units of a gradient (noise on the weights over the learning rate).
         ceiling_seconds: for the ceiling of one round.
-        folder: where to write `leakage.jsonl` and `ceilings.jsonl`, and TensorBoard's curves where it is installed.
+        folder: where to write `leakage.jsonl` and `ceilings.jsonl`, and TensorBoard's curves where
+            it is installed.
         train: BatchNorm's mode in the clients' training.
 
-    `findings` holds every finding, `ceilings` the ceiling after every round, `worst` what was seen of the client that leaked
-    most, with the weights that it was sent;
-    `training_seconds` and `audit_seconds` add up what both took.
+    `findings` holds every finding, `ceilings` the ceiling after every round, `worst` what was seen
+    of the client that leaked most, with the weights that it was sent; `training_seconds` and
+    `audit_seconds` add up what both took.
     """
 
     def __init__(
@@ -129,7 +152,10 @@ class AuditStrategy(WrappedStrategy):
         self._pool: AuditPool | None = None
         if processes is not None:
             if repeats:
-                raise UnsumError("Rounds are solved together in one process; leave out processes=, or repeats=True.")
+                raise UnsumError(
+                    "Rounds are solved together in one process; leave out processes=, or "
+                    "repeats=True."
+                )
             check_whole("The number of processes", processes)
             limit = budget_seconds or DEFAULT_LIMIT
             self._pool = AuditPool(self._model, processes, train=train, seed=seed, time_limit=limit)
@@ -150,7 +176,8 @@ class AuditStrategy(WrappedStrategy):
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._sent = {}
         if (server_round - 1) % self._every == 0:
-            # References: the record is the same for all clients, so a thousand of them cost no more memory than one.
+            # References: the record is the same for all clients, so a thousand of them cost no more
+            # memory than one.
             records = ((message.metadata.dst_node_id, only_arrays(message)) for message in messages)
             self._sent = {node: record for node, record in records if record is not None}
         try:
@@ -162,7 +189,8 @@ class AuditStrategy(WrappedStrategy):
         return messages
 
     def _play(self, number: int, messages: list[Message]) -> None:
-        """Hand the round's weights to the stand-in client, which is played while the clients train."""
+        """Hand the round's weights to the stand-in client, which is played while the clients
+        train."""
         if self._beside is None or not messages:
             return
         record, *others = [only_arrays(message) for message in messages]
@@ -170,7 +198,10 @@ class AuditStrategy(WrappedStrategy):
         lost = (
             ""
             if alike
-            else f"Round {number} could not be played. Clients were not sent one record of the same weights."
+            else (
+                f"Round {number} could not be played. Clients were not sent one record of the same "
+                "weights."
+            )
         )
         self._beside.offer(number, lambda: {} if record is None else tensors_of(record), lost)
 
@@ -182,7 +213,9 @@ class AuditStrategy(WrappedStrategy):
         self.training_seconds += start - self._started
         figures: dict[str, float] = {}
         try:
-            figures = (self._audit if self._pool is None else self._hand_over)(server_round, received)
+            figures = (self._audit if self._pool is None else self._hand_over)(
+                server_round, received
+            )
         except Exception as error:  # an audit never breaks a round
             _LOG.warning("unsum: round %d was not audited. %s", server_round, reason_of(error))
         self.audit_seconds += time.perf_counter() - start
@@ -195,7 +228,11 @@ class AuditStrategy(WrappedStrategy):
 
     def summary(self) -> None:
         whom = "all clients" if self._clients is None else f"{self._clients} clients"
-        budget = f"{_SHARE:.0%} of the training's time" if self._budget is None else f"{self._budget:g} s a round"
+        budget = (
+            f"{_SHARE:.0%} of the training's time"
+            if self._budget is None
+            else f"{self._budget:g} s a round"
+        )
         _LOG.info("\t├──> unsum: audits %s every %d rounds, within %s", whom, self._every, budget)
         if self._beside is None:
             _LOG.info("\t├──> unsum: %s (data=, defenses=).", NEEDS_DATA)
@@ -228,8 +265,12 @@ class AuditStrategy(WrappedStrategy):
         for reply in self._chosen(replies):
             left = start + budget - time.perf_counter()
             if left <= _LAST * budget:
-                findings.append(_late(number, reply, f"the round's budget of {max(budget, 0):.2g} s was over"))
-            else:  # half of what is left, so that one slow audit leaves time for others; all of it where it was saved up
+                findings.append(
+                    _late(number, reply, f"the round's budget of {max(budget, 0):.2g} s was over")
+                )
+            else:
+                # half of what is left, so that one slow audit leaves time for others; all of it
+                # where it was saved up
                 part = 1 if self._saved_up and not findings else 2
                 findings.append(self._audit_one(number, reply, left / part))
         if budget > 0:
@@ -240,7 +281,8 @@ class AuditStrategy(WrappedStrategy):
         """Give the updates to the pool, and take what it has found of earlier ones."""
         pool = needed(self._pool, "The pool of processes")
         start, findings = time.perf_counter(), []
-        sent = dict[int, dict[str, Tensor]]()  # read once for all clients that were sent the same record
+        # read once for all clients that were sent the same record
+        sent = dict[int, dict[str, Tensor]]()
         for reply in self._chosen(replies) if self._sent else []:
             node = reply.metadata.src_node_id
             self._turns[node] = self._turns.get(node, 0) + 1
@@ -252,7 +294,9 @@ class AuditStrategy(WrappedStrategy):
                 sent[id(before)] = dict(tensors_of(before))
             weights: dict[str, Any] = {"before": sent[id(before)], "after": dict(tensors_of(after))}
             how: dict[str, Any] = {"training": self._training, "attack": self._attack}
-            arrived = ArrivedWeights(str(node), None, number, **weights, **how, num_examples=num_examples(reply))
+            arrived = ArrivedWeights(
+                str(node), None, number, **weights, **how, num_examples=num_examples(reply)
+            )
             if not pool.offer(arrived):
                 findings.append(_late(number, reply, "all processes of the pool were busy"))
         return self._noted(number, [*findings, *pool.ready()], time.perf_counter() - start)
@@ -264,7 +308,11 @@ class AuditStrategy(WrappedStrategy):
         if self._pool is not None:
             start, findings = time.perf_counter(), self._pool.finish()
             if findings:
-                self._noted(max(finding.round for finding in findings), findings, time.perf_counter() - start)
+                self._noted(
+                    max(finding.round for finding in findings),
+                    findings,
+                    time.perf_counter() - start,
+                )
 
     def start(self, *arguments: Any, **options: Any) -> Any:
         """As `Strategy.start`; audits that are behind the training end before it returns."""
@@ -273,7 +321,9 @@ class AuditStrategy(WrappedStrategy):
         finally:
             self.finish()
 
-    def _noted(self, number: int, findings: list[ClientFinding], seconds: float) -> dict[str, float]:
+    def _noted(
+        self, number: int, findings: list[ClientFinding], seconds: float
+    ) -> dict[str, float]:
         figures = figures_of(findings, seconds)
         self.findings += findings
         self._journal.write(number, findings, figures)
@@ -281,42 +331,60 @@ class AuditStrategy(WrappedStrategy):
         return figures
 
     def _chosen(self, replies: list[Message]) -> list[Message]:
-        """Those to be audited, the ones with the fewest turns so far first; a client's error takes nobody's place."""
+        """Those to be audited, the ones with the fewest turns so far first; a client's error takes
+        nobody's place."""
         answers = sorted(
             (reply for reply in replies if not reply.has_error()),
-            key=lambda reply: (self._turns.get(reply.metadata.src_node_id, 0), reply.metadata.src_node_id),
+            key=lambda reply: (
+                self._turns.get(reply.metadata.src_node_id, 0),
+                reply.metadata.src_node_id,
+            ),
         )
         return answers[: self._clients]
 
     def _audit_one(self, number: int, reply: Message, seconds: float) -> ClientFinding:
         node = reply.metadata.src_node_id
-        self._turns[node] = self._turns.get(node, 0) + 1  # even if it runs out of time, or it would be first for ever
+        # even if it runs out of time, or it would be first for ever
+        self._turns[node] = self._turns.get(node, 0) + 1
         try:
-            model, seen_, finding = within(seconds, lambda: self._look(number, reply, SEARCHING * seconds))
+            model, seen_, finding = within(
+                seconds, lambda: self._look(number, reply, SEARCHING * seconds)
+            )
         except OutOfTime:
-            return _late(number, reply, f"it took longer than the {seconds:.2g} s it was given of the round's budget")
+            return _late(
+                number,
+                reply,
+                f"it took longer than the {seconds:.2g} s it was given of the round's budget",
+            )
         except Exception as error:
             return ClientFinding(number, str(node), "failed", notes=(reason_of(error),))
         if self.worst is None or _rank(finding) > _rank(self.worst[0]):
             self.worst = finding, model, seen_
         return finding
 
-    def _look(self, number: int, reply: Message, seconds: float) -> tuple[nn.Module, Seen, ClientFinding]:
+    def _look(
+        self, number: int, reply: Message, seconds: float
+    ) -> tuple[nn.Module, Seen, ClientFinding]:
         node = reply.metadata.src_node_id
         before, after = self._sent.get(node), only_arrays(reply)
         if before is None or after is None:
             raise UnsumError(_ONE_RECORD)
-        model = copy.deepcopy(self._model)  # its own: an audit that was stopped may hold on to it for a moment
+        # its own: an audit that was stopped may hold on to it for a moment
+        model = copy.deepcopy(self._model)
         sent = tensors_of(before)
         fill(model, sent)
-        found = seen(model, sent, tensors_of(after), self._training, num_examples=num_examples(reply))
+        found = seen(
+            model, sent, tensors_of(after), self._training, num_examples=num_examples(reply)
+        )
         how: dict[str, Any] = {"train": self._train, "seed": self._seed, "time_limit": seconds}
         leak = attack_seen(model, found, self._attack, **how)
         if self._earlier is not None:
             rounds = [*self._earlier.get(node, []), (model, found.update)][-_REMEMBERED:]
             self._earlier[node] = rounds
             if len(rounds) > 1:
-                together = separate_rounds(rounds, batch_size=found.update.batch_size, seed=self._seed)
+                together = separate_rounds(
+                    rounds, batch_size=found.update.batch_size, seed=self._seed
+                )
                 leak = min(leak, together, key=surest)
         return model, found, finding_of(number, str(node), found.update, leak)
 
@@ -324,9 +392,10 @@ class AuditStrategy(WrappedStrategy):
         audited = [finding for finding in findings if finding.outcome == "audited"]
         exact = [finding for finding in audited if finding.exact]
         _LOG.info(
-            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d distinct samples), "
-            "%d are not decidable",
-            number, len(audited), len(findings), len(exact), sum(finding.distinct or 0 for finding in exact),
+            "unsum: round %d: %d of %d clients audited; %d give their batch away for certain (%d "
+            "distinct samples), %d are not decidable",
+            number, len(audited), len(findings), len(exact),
+            sum(finding.distinct or 0 for finding in exact),
             sum(finding.state == NOT_DECIDABLE for finding in audited),
         )  # fmt: skip
         for finding in findings:
@@ -335,20 +404,30 @@ class AuditStrategy(WrappedStrategy):
                 break  # one of them says it for all
         for finding in audited:
             if finding.state == NOT_DECIDABLE:
-                _LOG.warning("unsum: client %s is not decidable, which is not safe: %s", finding.client, finding.reason)
+                _LOG.warning(
+                    "unsum: client %s is not decidable, which is not safe: %s",
+                    finding.client,
+                    finding.reason,
+                )
                 break
 
 
-def leakage_guard_mod(model: nn.Module, threshold: float = 0.2, action: Action = "refuse", **options: Any) -> Mod:
-    """A mod that audits the client's answer to a training message; the arguments are those of `unsum.integrations.guard.Guard`.
+def leakage_guard_mod(
+    model: nn.Module, threshold: float = 0.2, action: Action = "refuse", **options: Any
+) -> Mod:
+    """A mod that audits the client's answer to a training message; the arguments are those of
+    `unsum.integrations.guard.Guard`.
 
-    Put it **first** in `ClientApp(mods=[…])`: the first mod is the outermost, so it sees the answer last, as it leaves. Behind
-    a mod that clips or adds noise (`LocalDpMod`, say) it would look at an update that is changed afterwards. Mods of
-    `@app.train(mods=[…])` lie inside those of the app.
+    Put it **first** in `ClientApp(mods=[…])`: the first mod is the outermost, so it sees the answer
+    last, as it leaves. Behind a mod that clips or adds noise (`LocalDpMod`, say) it would look at
+    an update that is changed afterwards. Mods of `@app.train(mods=[…])` lie inside those of the
+    app.
     """
     guard = Guard(model, threshold, action, **options)
 
-    def leakage_guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    def leakage_guard(
+        message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
         before = only_arrays(message)
@@ -358,14 +437,20 @@ def leakage_guard_mod(model: nn.Module, threshold: float = 0.2, action: Action =
             return reply
         after = only_arrays(reply)
         if sent is None or after is None:
-            return _refusal(message, "it needs exactly one record of arrays in the message and in the answer.")
+            return _refusal(
+                message, "it needs exactly one record of arrays in the message and in the answer."
+            )
         judged = guard.judge(sent, tensors_of(after))
         if judged.weights is None:
             return _refusal(message, judged.reason)
         if judged.noise:
             (name,) = reply.content.array_records
-            reply.content[name] = ArrayRecord({key: Array(value.numpy()) for key, value in judged.weights.items()})
-            _LOG.info("unsum: noise of %.1e was added to the update. %s", judged.noise, judged.reason)
+            reply.content[name] = ArrayRecord(
+                {key: Array(value.numpy()) for key, value in judged.weights.items()}
+            )
+            _LOG.info(
+                "unsum: noise of %.1e was added to the update. %s", judged.noise, judged.reason
+            )
         return reply
 
     return leakage_guard

@@ -1,4 +1,5 @@
-"""What every strategy of ours asks of Flower's messages; the one place that says how to get Flower."""
+"""What every strategy of ours asks of Flower's messages; the one place that says how to get
+Flower."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ except ImportError as missing:
 
 
 class WrappedStrategy(Strategy):
-    """`inner` as it is; evaluation, and what others ask of it (its fractions, its privacy accountant), is its own matter."""
+    """`inner` as it is; evaluation, and what others ask of it (its fractions, its privacy
+    accountant), is its own matter."""
 
     inner: Strategy
 
@@ -34,7 +36,9 @@ class WrappedStrategy(Strategy):
     ) -> Iterable[Message]:
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         return self.inner.aggregate_evaluate(server_round, replies)
 
 

@@ -1,4 +1,5 @@
-"""Flower: a strategy that stores what every client sends, for `unsum audit --flower-run`; training is the same with and without.
+"""Flower: a strategy that stores what every client sends, for `unsum audit --flower-run`; training
+is the same with and without.
 
 strategy = StoreUpdates(FedAvg(), "seen")
 """
@@ -25,13 +26,16 @@ _LOG = logging.getLogger("flwr")
 
 
 class StoreUpdates(WrappedStrategy):
-    """`inner` as it is; what it sends out and what comes back is stored under `folder`, a folder a round.
+    """`inner` as it is; what it sends out and what comes back is stored under `folder`, a folder a
+    round.
 
-    The files hold the clients' updates: keep them as private as these. One copy of the weights a round, and one a client.
+    The files hold the clients' updates: keep them as private as these. One copy of the weights a
+    round, and one a client.
     """
 
     def __init__(self, inner: Strategy, folder: str | Path) -> None:
-        self.inner, self.folder = inner, Path(folder).absolute()  # servers may change where they stand
+        # servers may change where they stand
+        self.inner, self.folder = inner, Path(folder).absolute()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -58,7 +62,11 @@ class StoreUpdates(WrappedStrategy):
         first: ArrayRecord | None = None
         for message in messages:
             (record,) = message.content.array_records.values()
-            config = {key: value for one in message.content.config_records.values() for key, value in one.items()}
+            config = {
+                key: value
+                for one in message.content.config_records.values()
+                for key, value in one.items()
+            }
             if first is None:
                 first = record
                 store_sent(self.folder, number, record.to_torch_state_dict(), config)

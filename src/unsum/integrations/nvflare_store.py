@@ -1,7 +1,9 @@
-"""NVFlare: a filter of the server's that stores what it sends and what comes back, for `unsum audit --flower-run`.
+"""NVFlare: a filter of the server's that stores what it sends and what comes back, for `unsum audit
+--flower-run`.
 
-It stands twice in the server's configuration: among the filters of task data, which leave the server, and as the **first** of the
-filters of task results, which come in, before others change them. Nothing is changed by it.
+It stands twice in the server's configuration: among the filters of task data, which leave the
+server, and as the **first** of the filters of task results, which come in, before others change
+them. Nothing is changed by it.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ try:
     from nvflare.apis.shareable import Shareable
     from nvflare.app_common.app_constant import AppConstants
 except ImportError as missing:
-    raise UnsumError("This needs NVFlare, which is not installed: pip install nvflare.") from missing
+    raise UnsumError(
+        "This needs NVFlare, which is not installed: pip install nvflare."
+    ) from missing
 
 __all__ = ["StoreResults"]
 
 
 class StoreResults(DXOFilter):
-    """Stores weights that go out and results of the kinds WEIGHTS and WEIGHT_DIFF that come in, under `folder`.
+    """Stores weights that go out and results of the kinds WEIGHTS and WEIGHT_DIFF that come in,
+    under `folder`.
 
-    The rounds are NVFlare's own, counted from 1. The files hold the clients' updates: keep them as private as these.
+    The rounds are NVFlare's own, counted from 1. The files hold the clients' updates: keep them as
+    private as these.
     """
 
     def __init__(self, folder: str) -> None:
@@ -39,13 +45,18 @@ class StoreResults(DXOFilter):
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
         number = 1 + int(
-            shareable.get_header(AppConstants.CURRENT_ROUND) or fl_ctx.get_prop(AppConstants.CURRENT_ROUND) or 0
+            shareable.get_header(AppConstants.CURRENT_ROUND)
+            or fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
+            or 0
         )
         peer = fl_ctx.get_peer_context()
         client = "unknown" if peer is None else peer.get_identity_name()
         values = {name: torch.as_tensor(value).detach().cpu() for name, value in dxo.data.items()}
         steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
-        told = {"steps": int(steps) if steps else None, "change": dxo.data_kind == DataKind.WEIGHT_DIFF}
+        told = {
+            "steps": int(steps) if steps else None,
+            "change": dxo.data_kind == DataKind.WEIGHT_DIFF,
+        }
         try:
             if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
                 store_sent(self.folder, number, values, {}, client)

@@ -1,4 +1,5 @@
-"""Audits behind the training: updates are handed to processes of their own, and a round waits for none of them."""
+"""Audits behind the training: updates are handed to processes of their own, and a round waits for
+none of them."""
 
 from __future__ import annotations
 
@@ -37,8 +38,14 @@ class ArrivedWeights(Arrived):
         try:
             own = copy.deepcopy(model)
             fill(own, self.before)
-            found = seen(own, self.before, self.after, self.training, num_examples=self.num_examples)
-            how: dict[str, Any] = {"train": train, "seed": options.seed, "time_limit": options.time_limit}
+            found = seen(
+                own, self.before, self.after, self.training, num_examples=self.num_examples
+            )
+            how: dict[str, Any] = {
+                "train": train,
+                "seed": options.seed,
+                "time_limit": options.time_limit,
+            }
             leak = attack_seen(own, found, self.attack, **how)
         except Exception as error:
             return ClientFinding(self.round, self.client, "failed", notes=(reason_of(error),))
@@ -46,10 +53,17 @@ class ArrivedWeights(Arrived):
 
 
 class AuditPool:
-    """`offer` hands an update over and never waits; `ready` gives the findings that have come since; `finish` waits for all."""
+    """`offer` hands an update over and never waits; `ready` gives the findings that have come
+    since; `finish` waits for all."""
 
     def __init__(
-        self, model: nn.Module, processes: int, *, train: bool, seed: int, time_limit: float | None = None
+        self,
+        model: nn.Module,
+        processes: int,
+        *,
+        train: bool,
+        seed: int,
+        time_limit: float | None = None,
     ) -> None:
         self._campaign = Campaign(model, AttackOptions(seed=seed, time_limit=time_limit), train)
         self._processes = processes
@@ -83,5 +97,7 @@ class AuditPool:
         return self.ready()
 
     def _run(self) -> None:
-        for _, finding in on_processes(self._campaign, iter(self._waiting.get, None), self._processes):
+        for _, finding in on_processes(
+            self._campaign, iter(self._waiting.get, None), self._processes
+        ):
             self._found.put(finding)

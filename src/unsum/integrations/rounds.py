@@ -1,10 +1,13 @@
-"""Weights sent out and weights sent back → what the server sees of one client. Plain mappings, so any framework fits.
+"""Weights sent out and weights sent back → what the server sees of one client. Plain mappings, so
+any framework fits.
 
-One step of SGD with weight decay λ moves the weights by Δ = −η (g + λ w), so g = −Δ/η − λ w. After T steps the same formula
-with T η gives the mean of the T gradients, each taken at weights a little further on. A momentum does not show in the
-first step; afterwards it weighs the steps unevenly, which the formula knows nothing of.
+One step of SGD with weight decay λ moves the weights by Δ = −η (g + λ w), so g = −Δ/η − λ w. After
+T steps the same formula with T η gives the mean of the T gradients, each taken at weights a little
+further on. A momentum does not show in the first step; afterwards it weighs the steps unevenly,
+which the formula knows nothing of.
 
-BatchNorm's running statistics travel with the weights, and they speak of the batch, too (`batch_statistics`).
+BatchNorm's running statistics travel with the weights, and they speak of the batch, too
+(`batch_statistics`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ def seen(
 
     Args:
         model: whose names and shapes they have; its own weights are not looked at.
-        before, after: state dicts (or the parameters alone) as tensors or arrays, in the same order under the same names.
+        before, after: state dicts (or the parameters alone) as tensors or arrays, in the same order
+            under the same names.
         training: what the server knows of the client's training.
         num_examples: as the client reported it.
     """
@@ -59,7 +63,9 @@ def seen(
     steps = known.steps or statistics.steps or 1
     rate = None if known.learning_rate is None else known.learning_rate * steps
     if steps > 1:
-        notes.append(f"The client took {steps} local steps; the update holds the mean of their gradients.")
+        notes.append(
+            f"The client took {steps} local steps; the update holds the mean of their gradients."
+        )
     update = Update.from_delta(
         named,
         rate,
@@ -71,7 +77,9 @@ def seen(
     )
     if known.weight_decay:
         starts, _ = named_as(model, first, ordered=True)
-        gradients = {name: g - known.weight_decay * starts[name] for name, g in update.gradients.items()}
+        gradients = {
+            name: g - known.weight_decay * starts[name] for name, g in update.gradients.items()
+        }
         update = replace(update, gradients=gradients)
     return Seen(update)
 
@@ -95,7 +103,8 @@ def _tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _moved(before: Tensor, after: Tensor) -> Tensor:
-    """after − before; counters, too, become numbers that a gradient can hold, and are left out later by their names."""
+    """after − before; counters, too, become numbers that a gradient can hold, and are left out
+    later by their names."""
     if not before.is_floating_point():
         return after.double() - before.double()
     return after.to(before.dtype) - before
@@ -106,9 +115,12 @@ def _check_alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> N
     if odd is not None:
         side = "sent out only" if odd in before else "sent back only"
         raise UnsumError(
-            f"{shown(odd)} was {side}; an audit needs the weights before and after, so let clients send back what they were sent."
+            f"{shown(odd)} was {side}; an audit needs the weights before and after, so let clients "
+            "send back what they were sent."
         )
     odd = next((name for name in before if before[name].shape != after[name].shape), None)
     if odd is not None:
         shapes = f"{tuple(before[odd].shape)} and came back as {tuple(after[odd].shape)}"
-        raise UnsumError(f"{shown(odd)} was sent out as {shapes}; let clients send back what they were sent.")
+        raise UnsumError(
+            f"{shown(odd)} was sent out as {shapes}; let clients send back what they were sent."
+        )

@@ -1,4 +1,5 @@
-"""Views of training photos. Whatever the backbone sees is a fair example for its inverse, so views may be bold."""
+"""Views of training photos. Whatever the backbone sees is a fair example for its inverse, so views
+may be bold."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _PASTED, _COLLAGE = 0.35, 0.15  # share with a rectangle of another photo; share
 
 
 def augment(photos: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """(B, 3, s, s) uint8 → (B, 3, size, size) in [0, 1]: crops, flips, light, rectangles and collages of other photos."""
+    """(B, 3, s, s) uint8 → (B, 3, size, size) in [0, 1]: crops, flips, light, rectangles and
+    collages of other photos."""
     images = _crop(photos.float() / 255, size, generator)
     images = _light(images, generator)
     images = _paste(images, generator)
@@ -25,7 +27,9 @@ def _uniform(B: int, low: float, high: float, generator: torch.Generator) -> Ten
 
 def _crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
     B, whole = len(images), _uniform(len(images), 0, 1, generator) < _WHOLE
-    side = torch.where(whole, _uniform(B, 0.92, 1, generator), _uniform(B, _SMALLEST_CROP, 1, generator))
+    side = torch.where(
+        whole, _uniform(B, 0.92, 1, generator), _uniform(B, _SMALLEST_CROP, 1, generator)
+    )
     stretch = _uniform(B, -0.2, 0.2, generator).exp()
     sides = torch.stack([side * stretch, side / stretch], 1).clamp(max=1)
     shift = (torch.rand(B, 2, device=images.device, generator=generator) * 2 - 1) * (1 - sides)
@@ -54,7 +58,9 @@ def _paste(images: Tensor, generator: torch.Generator) -> Tensor:
     place = torch.arange(size, device=images.device)
     extent = _uniform(B, 0.2, 0.8, generator)[:, None], _uniform(B, 0.2, 0.8, generator)[:, None]
     start = [_uniform(B, 0, 1, generator)[:, None] * (1 - e) * size for e in extent]
-    rows, columns = ((place >= s) & (place < s + e * size) for s, e in zip(start, extent, strict=True))
+    rows, columns = (
+        (place >= s) & (place < s + e * size) for s, e in zip(start, extent, strict=True)
+    )
     chosen = _uniform(B, 0, 1, generator) < _PASTED
     mask = rows[:, None, :, None] & columns[:, None, None, :] & chosen[:, None, None, None]
     return torch.where(mask, images.roll(1, 0), images)

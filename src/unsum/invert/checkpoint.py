@@ -28,13 +28,14 @@ def write(folder: Path, state: dict[str, Any]) -> None:
         write_whole(folder / FILE, save)
     except (OSError, RuntimeError) as error:  # torch turns a full disk into an error of its own
         raise UnsumError(
-            f"The checkpoint {str(folder / FILE)!r} could not be written ({first_line(error)}); make room, and the same command "
-            "goes on from the one before it."
+            f"The checkpoint {str(folder / FILE)!r} could not be written ({first_line(error)}); "
+            "make room, and the same command goes on from the one before it."
         ) from error
 
 
 def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
-    """The state that `write` left for the same run, None if there is none. `run` says what must not have changed."""
+    """The state that `write` left for the same run, None if there is none. `run` says what must not
+    have changed."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -42,16 +43,21 @@ def read(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
         state: dict[str, Any] = load_tensors_only(path)
         before = dict(state["run"])
     except Exception as error:  # torch raises whatever its readers raise on a damaged file
-        raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
+        raise UnsumError(
+            f"The checkpoint {str(path)!r} cannot be read; delete it to start over."
+        ) from error
     refuse_another_run(path, before, run, "--out")
     return state
 
 
-def refuse_another_run(path: Path, before: dict[str, Any], run: dict[str, Any], choose: str) -> None:
+def refuse_another_run(
+    path: Path, before: dict[str, Any], run: dict[str, Any], choose: str
+) -> None:
     """A checkpoint serves only a run in which nothing of this has changed."""
     changed = sorted(key for key in run if before.get(key) != run[key])
     if changed:
         raise UnsumError(
             f"The checkpoint {str(path)!r} belongs to a run with another {changed[0]} "
-            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another {choose}, or delete it to start over."
+            f"({str(before.get(changed[0]))[:80]}, now {run[changed[0]]}); choose another "
+            f"{choose}, or delete it to start over."
         )

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from unsum.invert.layout import Layout
 from unsum.registry import Registry
 
-# Width and residual blocks where the picture is 2, 4, 8, … times as large as the map: about 18 M parameters from a 7×7 map.
+# Width and residual blocks where the picture is 2, 4, 8, … times as large as the map: about 18 M
+# parameters from a 7×7 map.
 _STAGES = {2: (64, 1), 4: (96, 2), 8: (192, 2), 16: (320, 2), 32: (512, 2), 64: (512, 2)}
-# Maps of few channels, as a LeNet's 16, hold little: so small a decoder learns them in minutes of one core.
+# Maps of few channels, as a LeNet's 16, hold little: so small a decoder learns them in minutes of
+# one core.
 _NARROW, _NARROW_STAGES = 32, {4: (64, 1), 8: (128, 2)}
 _VECTOR_WIDTH, _VECTOR_CODE = 384, 256  # a pooled vector spends its parameters on finding places
 _COARSEST = 32  # a vector is first spread over a map that is so many times smaller than the picture
@@ -26,7 +28,8 @@ class _Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         last = nn.Conv2d(width, width, 3, 1, 1)
-        nn.init.zeros_(last.weight)  # every block starts as the identity: deeper stacks train as easily
+        # every block starts as the identity: deeper stacks train as easily
+        nn.init.zeros_(last.weight)
         self.body = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.SiLU(inplace=True), last)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,9 +40,10 @@ class _Residual(nn.Module):
 class Decoder(nn.Module):
     """(B, H) features → (B, 3, s, s) in [0, 1].
 
-    A stage is (width, residual blocks): mix channels, refine, double the side; a last pixel shuffle makes `patch`² pixels
-    of every place. No normalization: brightness and contrast must pass through. `compress` takes the logarithm of large
-    features, which are rare and far out after a ReLU.
+    A stage is (width, residual blocks): mix channels, refine, double the side; a last pixel shuffle
+    makes `patch`² pixels of every place. No normalization: brightness and contrast must pass
+    through. `compress` takes the logarithm of large features, which are rare and far out after a
+    ReLU.
     """
 
     def __init__(
@@ -69,7 +73,9 @@ class Decoder(nn.Module):
             ]
             channels = _VECTOR_WIDTH
         table = _NARROW_STAGES if narrow else _STAGES
-        self.stages = stages or _stages(side, size, self.patch, table, widest=_VECTOR_WIDTH if spread else 512)
+        self.stages = stages or _stages(
+            side, size, self.patch, table, widest=_VECTOR_WIDTH if spread else 512
+        )
         self.settings = {
             "stages": [list(stage) for stage in self.stages],
             "stem": stem,
@@ -122,19 +128,24 @@ def to_size(images: Tensor, size: int) -> Tensor:
 class _ResConv(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.LeakyReLU(0.2), nn.Conv2d(width, width, 3, 1, 1))
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, 1, 1), nn.LeakyReLU(0.2), nn.Conv2d(width, width, 3, 1, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x + self.body(x), 0.2)
 
 
 @DECODERS.register(
-    "fgla-generator", summary="the generator published with FGLA, about 100 M parameters at 2048 channels"
+    "fgla-generator",
+    summary="the generator published with FGLA, about 100 M parameters at 2048 channels",
 )
 class FglaGenerator(nn.Module):
-    """Five stages of ConvTranspose (kernel 3, stride 2) + LeakyReLU + three residual convolutions, each halving the width.
+    """Five stages of ConvTranspose (kernel 3, stride 2) + LeakyReLU + three residual convolutions,
+    each halving the width.
 
-    The number of convolutions in a residual block is not published; two give the published ~100 M parameters.
+    The number of convolutions in a residual block is not published; two give the published ~100 M
+    parameters.
     """
 
     def __init__(self, layout: Layout, size: int) -> None:
@@ -145,7 +156,10 @@ class FglaGenerator(nn.Module):
         layers: list[nn.Module] = []
         for _ in range(max(1, round(math.log2(size / side)))):
             width = max(16, channels // 2)
-            layers += [nn.ConvTranspose2d(channels, width, 3, 2, 1, output_padding=1), nn.LeakyReLU(0.2)]
+            layers += [
+                nn.ConvTranspose2d(channels, width, 3, 2, 1, output_padding=1),
+                nn.LeakyReLU(0.2),
+            ]
             layers += [_ResConv(width) for _ in range(3)]
             channels = width
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, 3, 1), nn.Sigmoid())

@@ -1,4 +1,5 @@
-"""How a backbone's features lie in space: a map, tokens of a grid, or a vector that pooling left."""
+"""How a backbone's features lie in space: a map, tokens of a grid, or a vector that pooling
+left."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from unsum.models.inner import tap
 
 @dataclass(frozen=True)
 class Layout:
-    """`map`: (C, h, w); `tokens`: (N, D), N a square, or one more for a class token; `vector`: (H,)."""
+    """`map`: (C, h, w); `tokens`: (N, D), N a square, or one more for a class token; `vector`:
+    (H,)."""
 
     kind: Literal["map", "tokens", "vector"]
     shape: tuple[int, ...]
@@ -43,13 +45,15 @@ class Layout:
         """(B, H) → (B, C, h, w)."""
         channels, height, width = self.grid
         if self.kind == "tokens":
-            tokens = features.unflatten(1, self.shape)[:, -height * width :]  # a class token stands in front
+            # a class token stands in front
+            tokens = features.unflatten(1, self.shape)[:, -height * width :]
             features = tokens.transpose(1, 2)
         return features.reshape(-1, channels, height, width)
 
 
 def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Layout:
-    """By running `model` on a picture of `size`²: the last map or tokens that the head reads unchanged, or what `layer` reads."""
+    """By running `model` on a picture of `size`²: the last map or tokens that the head reads
+    unchanged, or what `layer` reads."""
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -76,7 +80,9 @@ def feature_layout(model: nn.Module, size: int, layer: str | None = None) -> Lay
             continue
         if output.ndim == 4 and output[0, 0].numel() > 1:
             return Layout("map", tuple(output.shape[1:]))
-        sides = [math.isqrt(count) ** 2 == count for count in (output.shape[1], output.shape[1] - 1)]
+        sides = [
+            math.isqrt(count) ** 2 == count for count in (output.shape[1], output.shape[1] - 1)
+        ]
         if output.ndim == 3 and output.shape[1] > 1 and any(sides):
             return Layout("tokens", tuple(output.shape[1:]))
     return Layout("vector", (features.numel(),))

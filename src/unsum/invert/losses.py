@@ -14,7 +14,8 @@ from unsum.errors import UnsumError
 from unsum.models.lpips import lpips_network, lpips_status, weights_file
 from unsum.registry import Registry
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # pictures found, pictures true, both (B, 3, s, s) in [0, 1]
+# pictures found, pictures true, both (B, 3, s, s) in [0, 1]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 LOSSES: Registry[Loss] = Registry("loss")
 
@@ -40,20 +41,29 @@ def absolute(found: Tensor, true: Tensor) -> Tensor:
     return F.l1_loss(found.float(), true)
 
 
-@LOSSES.register("rgla", summary="−PSNR + 10 (1 − SSIM) + 10 LPIPS, as RGLA fine-tunes", needs="AlexNet's weights")
+@LOSSES.register(
+    "rgla",
+    summary="−PSNR + 10 (1 − SSIM) + 10 LPIPS, as RGLA fine-tunes",
+    needs="AlexNet's weights",
+)
 def published(found: Tensor, true: Tensor) -> Tensor:
     similarity = structural_similarity_index_measure(found.float(), true, data_range=1.0)
     similar = similarity if isinstance(similarity, Tensor) else similarity[0]
     return negative_psnr(found, true) + 10 * (1 - similar) + 10 * _perceptual(found, true)
 
 
-@LOSSES.register("viewing", summary="mostly LPIPS: pictures for people, not for scores", needs="AlexNet's weights")
+@LOSSES.register(
+    "viewing",
+    summary="mostly LPIPS: pictures for people, not for scores",
+    needs="AlexNet's weights",
+)
 def viewing(found: Tensor, true: Tensor) -> Tensor:
     return negative_psnr(found, true) + 40 * _perceptual(found, true)
 
 
 def check_loss(name: str) -> Loss:
-    """The loss called `name`, refused before training when it cannot be computed on this machine."""
+    """The loss called `name`, refused before training when it cannot be computed on this
+    machine."""
     loss = LOSSES[name]
     if loss in (published, viewing) and (missing := lpips_status()) is not None:
         raise UnsumError(f"The loss {name!r} needs LPIPS: {missing}")

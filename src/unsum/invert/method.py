@@ -26,19 +26,22 @@ from unsum.registry import Registry
 FILE = "inverse.safetensors"  # in the folder of a training
 _LARGEST = 1 << 32  # what a number on a card stays below
 _MOST_PARTS = 100  # stages of a decoder, and blocks of a stage
-_AT_ONCE = 32  # pictures decoded together, so that a large batch needs no more memory than a small one
+# pictures decoded together, so that a large batch needs no more memory than a small one
+_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class Inverse:
-    """A trained decoder and its card: the backbone it belongs to, the photos and steps it was trained with, its score."""
+    """A trained decoder and its card: the backbone it belongs to, the photos and steps it was
+    trained with, its score."""
 
     decoder: nn.Module
     card: dict[str, Any]
 
     @property
     def layer(self) -> str | None:
-        """The convolution or dense layer whose input the decoder reads; None: what the head reads."""
+        """The convolution or dense layer whose input the decoder reads; None: what the head
+        reads."""
         return self.card.get("layer")
 
     @property
@@ -47,7 +50,8 @@ class Inverse:
         return f"{self.card['photos']:,} of other origin, to train the inverse"
 
     def at(self, size: int, layout: Layout) -> Inverse:
-        """The same weights for pictures of another size: a convolutional decoder reads larger maps as they are."""
+        """The same weights for pictures of another size: a convolutional decoder reads larger maps
+        as they are."""
         if size == self.card["size"]:
             return self
         card = {**self.card, "size": size, "layout": layout.card}
@@ -56,14 +60,20 @@ class Inverse:
             decoder.load_state_dict(self.decoder.state_dict())
         except RuntimeError as error:
             raise UnsumError(
-                f"This inverse is for pictures of {self.card['size']}², and cannot be used for {size}²; train one anew."
+                f"This inverse is for pictures of {self.card['size']}², and cannot be used for "
+                f"{size}²; train one anew."
             ) from error
         return Inverse(decoder.eval(), card)
 
     def save(self, path: Path) -> None:
         """Weights in half precision, with the card."""
-        weights = {name: weight.half().cpu().contiguous() for name, weight in self.decoder.state_dict().items()}
-        write_whole(Path(path), lambda part: save_tensors(weights, part, {"card": json.dumps(self.card)}))
+        weights = {
+            name: weight.half().cpu().contiguous()
+            for name, weight in self.decoder.state_dict().items()
+        }
+        write_whole(
+            Path(path), lambda part: save_tensors(weights, part, {"card": json.dumps(self.card)})
+        )
 
     @staticmethod
     def load(path: Path) -> Inverse:
@@ -80,17 +90,22 @@ class Inverse:
             decoder.load_state_dict(weights)
         except Exception as error:  # a card from elsewhere may hold anything, and lead anywhere
             reason = " ".join(str(error).split())[:300]
-            raise UnsumError(f"{str(path)!r} is not an inverse written by unsum: {reason}.") from error
+            raise UnsumError(
+                f"{str(path)!r} is not an inverse written by unsum: {reason}."
+            ) from error
         return Inverse(decoder.eval(), card)
 
 
 def _check_card(card: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    """A card must describe the very weights of its file: tried without memory, so that no number in it costs any."""
+    """A card must describe the very weights of its file: tried without memory, so that no number in
+    it costs any."""
     for name in ("photos", "size"):
         if not isinstance(card[name], int) or not 0 < card[name] < _LARGEST:
             raise ValueError(f"its card has the {name} {card[name]!r}")
     stages = card["settings"].get("stages") or []
-    if len(stages) > _MOST_PARTS or any(not 0 <= int(blocks) <= _MOST_PARTS for _, blocks in stages):
+    if len(stages) > _MOST_PARTS or any(
+        not 0 <= int(blocks) <= _MOST_PARTS for _, blocks in stages
+    ):
         raise ValueError("its card has too many stages")
     with torch.device("meta"):
         decoder = build_decoder(card)
@@ -103,20 +118,28 @@ def build_decoder(card: dict[str, Any]) -> nn.Module:
     layout = Layout(card["layout"]["kind"], tuple(card["layout"]["shape"]))
     settings = dict(card["settings"])
     if "stages" in settings:
-        settings["stages"] = tuple((int(width), int(blocks)) for width, blocks in settings["stages"])
+        settings["stages"] = tuple(
+            (int(width), int(blocks)) for width, blocks in settings["stages"]
+        )
     return DECODERS[card["architecture"]](layout, card["size"], **settings)
 
 
 class Inverter(Protocol):
     """Returns (B, 3, h, w) images in [0, 1], in the order of the leak's features."""
 
-    def __call__(self, model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor: ...
+    def __call__(
+        self, model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None
+    ) -> Tensor: ...
 
 
 INVERTERS: Registry[Inverter] = Registry("inverter", "unsum.inverters")
 
 
-@INVERTERS.register("learned", summary="decoder trained on public photos", needs="an inverse trained for this backbone")
+@INVERTERS.register(
+    "learned",
+    summary="decoder trained on public photos",
+    needs="an inverse trained for this backbone",
+)
 def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
     """(B, 3, h, w) in [0, 1]: the decoder's picture for each sample's features."""
     loaded = inverse if isinstance(inverse, Inverse) else load_inverse(model, inverse)
@@ -124,8 +147,8 @@ def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | Non
     if loaded.layer is not None:
         if loaded.layer not in leak.inner:
             raise UnsumError(
-                f"This inverse reads what {loaded.layer!r} reads, which this leak does not hold; peel it first "
-                f"(unsum.attack does, or unsum.peel with method='residual')."
+                f"This inverse reads what {loaded.layer!r} reads, which this leak does not hold; "
+                "peel it first (unsum.attack does, or unsum.peel with method='residual')."
             )
         read = leak.inner[loaded.layer].flatten(1)
     decoder = loaded.decoder.to(read.device)
@@ -134,7 +157,8 @@ def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | Non
 
 
 def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:
-    """The inverse in `path`, or the embedded one; refused unless it was trained for exactly this backbone."""
+    """The inverse in `path`, or the embedded one; refused unless it was trained for exactly this
+    backbone."""
     if path is None:
         with as_file(files("unsum.invert") / "weights" / "default-inverse.safetensors") as embedded:
             found = Inverse.load(embedded)
@@ -143,15 +167,15 @@ def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:
     if found.card["backbone"] != backbone_fingerprint(model):
         which = "the embedded inverse" if path is None else f"the inverse in {str(path)!r}"
         raise UnsumError(
-            f"There are no pictures for this model: {which} was trained for a backbone with other weights; "
-            "`unsum train-inverse` makes one for this model."
+            f"There are no pictures for this model: {which} was trained for a backbone with other "
+            "weights; `unsum train-inverse` makes one for this model."
         )
     if found.layer is not None:
         return found
     features, reads = find_head(model)[1].in_features, math.prod(found.card["layout"]["shape"])
     if features != reads:
         raise UnsumError(
-            f"There are no pictures for this model: the inverse reads {reads} features of photos of {found.card['size']}², "
-            f"and this head {features}."
+            f"There are no pictures for this model: the inverse reads {reads} features of photos "
+            f"of {found.card['size']}², and this head {features}."
         )
     return found

@@ -1,4 +1,5 @@
-"""Train an inverse for a backbone: photos go through the frozen backbone, a decoder learns the way back."""
+"""Train an inverse for a backbone: photos go through the frozen backbone, a decoder learns the way
+back."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ _FLOOR = 1e-3  # of the learning rate, at the end of the cosine
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how. Exactly one of `hours` and `steps` ends the run; the cosine schedule follows it.
+    """How long and how. Exactly one of `hours` and `steps` ends the run; the cosine schedule
+    follows it.
 
-    `clients`: batch sizes of the simulated clients, whose BatchNorm statistics the features depend on; a step takes one
-    at random, repeat a size to make it likelier, 0 stands for running statistics. `layer`: a convolution or a dense layer inside
-    the backbone whose input is to be inverted, instead of what the head reads; `unsum.peel` and `spans` reach such layers.
+    `clients`: batch sizes of the simulated clients, whose BatchNorm statistics the features depend
+    on; a step takes one at random, repeat a size to make it likelier, 0 stands for running
+    statistics. `layer`: a convolution or a dense layer inside the backbone whose input is to be
+    inverted, instead of what the head reads; `unsum.peel` and `spans` reach such layers.
     """
 
     hours: float | None = None
@@ -59,7 +62,11 @@ class Training:
 
     def done(self, step: int, seconds: float) -> float:
         """The share of the run that is over."""
-        return step / self.steps if self.steps is not None else seconds / (3600 * (self.hours or math.inf))
+        return (
+            step / self.steps
+            if self.steps is not None
+            else seconds / (3600 * (self.hours or math.inf))
+        )
 
 
 @dataclass
@@ -75,7 +82,8 @@ class TrainingState:
 
 
 Watch = Callable[[TrainingState], None]
-Draw = Callable[[int, dict[str, float], Tensor], None]  # step, scalars, (2, n, 3, s, s) held-out pictures and answers
+# step, scalars, (2, n, 3, s, s) held-out pictures and answers
+Draw = Callable[[int, dict[str, float], Tensor], None]
 
 
 def train_inverse(
@@ -91,7 +99,8 @@ def train_inverse(
     watch: Watch | None = None,
     draw: Draw | None = None,
 ) -> Inverse:
-    """The inverse of `model`'s backbone, also written to `folder`; continues from the checkpoint there, if any.
+    """The inverse of `model`'s backbone, also written to `folder`; continues from the checkpoint
+    there, if any.
 
     Args:
         photos, held_out: (N, 3, s, s) uint8; the second are only scored.
@@ -105,7 +114,8 @@ def train_inverse(
 
 
 def new_fabric(**options: Any) -> Any:
-    """A launched Fabric: mixed precision on GPUs, several of them or several nodes under `torchrun`."""
+    """A launched Fabric: mixed precision on GPUs, several of them or several nodes under
+    `torchrun`."""
     Fabric = optional("lightning_fabric", "train", "Training needs Lightning Fabric").Fabric
     options.setdefault("precision", "bf16-mixed" if torch.cuda.is_available() else "32-true")
     fabric = Fabric(**options)
@@ -131,12 +141,15 @@ class Run:
         self.device = fabric.device
         self.smallest = min(size for size in (*training.clients, training.batch) if size)
         for size in training.clients:
-            sharing(training.batch, size or self.smallest, self.smallest)  # refuses sizes that do not fit
+            # refuses sizes that do not fit
+            sharing(training.batch, size or self.smallest, self.smallest)
         self.loss = check_loss(training.loss)
-        if self.device.type == "cuda":  # one shape all along: let cuDNN look for its fastest kernels
+        # one shape all along: let cuDNN look for its fastest kernels
+        if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
             torch.set_float32_matmul_precision("high")
-        # Uint8 photos are small beside a GPU's memory, and a step is faster than a copy from the host would be.
+        # Uint8 photos are small beside a GPU's memory, and a step is faster than a copy from the
+        # host would be.
         self.photos, self.held_out = photos.to(self.device), held_out.to(self.device)
         layout = feature_layout(model, training.size, training.layer)
         backbone: Any = ClientFeatures(model, training.layer)
@@ -147,8 +160,11 @@ class Run:
         else:
             began = DECODERS[training.decoder](layout, training.size)
         self.decoder = began.to(device=self.device, memory_format=torch.channels_last).train()
-        # Compiling takes half a minute and pays on a GPU only: the grouped BatchNorm becomes four times as fast.
-        compiled: Any = torch.compile if self.device.type == "cuda" else (lambda module, **_options: module)
+        # Compiling takes half a minute and pays on a GPU only: the grouped BatchNorm becomes four
+        # times as fast.
+        compiled: Any = (
+            torch.compile if self.device.type == "cuda" else (lambda module, **_options: module)
+        )
         self.backbone = compiled(backbone, dynamic=False)
         self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(),
@@ -157,7 +173,9 @@ class Run:
             weight_decay=training.weight_decay,
             fused=self.device.type == "cuda",
         )
-        self.parallel, self.optimizer = fabric.setup(compiled(self.decoder, dynamic=False), self.optimizer)
+        self.parallel, self.optimizer = fabric.setup(
+            compiled(self.decoder, dynamic=False), self.optimizer
+        )
         self.average = copy.deepcopy(self.decoder).requires_grad_(False)
         self.progress = TrainingState()
         # What a checkpoint must agree with: how it trains may not change, how often it saves may.
@@ -172,7 +190,8 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
 
     def train(self, watch: Watch, draw: Draw) -> None:
-        """To the end; Ctrl-C in between leaves a checkpoint of the moment, any other fault the last one."""
+        """To the end; Ctrl-C in between leaves a checkpoint of the moment, any other fault the last
+        one."""
         try:
             self._train(watch, draw)
         except KeyboardInterrupt:
@@ -190,8 +209,12 @@ class Run:
                 progress.train_psnr = float(value)  # waits for the device, so that seconds are true
             progress.seconds += time.monotonic() - began
             # Clocks differ: the first process tells how much of the time is over.
-            progress.done = float(self.fabric.broadcast(self.training.done(progress.step, progress.seconds)))
-            progress.photos_per_second = progress.step * self.training.batch * self.fabric.world_size / progress.seconds
+            progress.done = float(
+                self.fabric.broadcast(self.training.done(progress.step, progress.seconds))
+            )
+            progress.photos_per_second = (
+                progress.step * self.training.batch * self.fabric.world_size / progress.seconds
+            )
             now = time.monotonic()
             if now - scored > self.training.save_every or progress.done >= 1:
                 scored = now
@@ -202,7 +225,8 @@ class Run:
             watch(progress)
 
     def finish(self) -> Inverse:
-        """Score all held-out photos and write the inverse; the checkpoint stays, a finished run does nothing again."""
+        """Score all held-out photos and write the inverse; the checkpoint stays, a finished run
+        does nothing again."""
         decoder = self.average
         card = {
             **self.card,
@@ -218,9 +242,13 @@ class Run:
             "steps": self.progress.step,
             "photos_seen": self.progress.step * self.training.batch * self.fabric.world_size,
             "hours": round(self.progress.seconds / 3600, 4),
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else self.device.type,
+            "device": torch.cuda.get_device_name()
+            if self.device.type == "cuda"
+            else self.device.type,
             "held_out_photos": len(self.held_out),
-            f"held_out_psnr_batch_{self.smallest}": round(float(self._held_out(len(self.held_out))[0].mean()), 2),
+            f"held_out_psnr_batch_{self.smallest}": round(
+                float(self._held_out(len(self.held_out))[0].mean()), 2
+            ),
         }
         inverse = Inverse(decoder.eval(), card)
         if self.fabric.is_global_zero:
@@ -231,7 +259,8 @@ class Run:
     def _step(self, step: int) -> Tensor:
         training = self.training
         images = self._view(step)
-        chosen = torch.Generator().manual_seed(training.seed + step)  # the same size on every process: one graph
+        # the same size on every process: one graph
+        chosen = torch.Generator().manual_seed(training.seed + step)
         client = training.clients[int(torch.randint(len(training.clients), (), generator=chosen))]
         features = self._features(images, client)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress.done)))
@@ -242,16 +271,21 @@ class Run:
         loss = self.loss(found, images)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
-        self.fabric.clip_gradients(self.parallel, self.optimizer, max_norm=1.0, error_if_nonfinite=False)
+        self.fabric.clip_gradients(
+            self.parallel, self.optimizer, max_norm=1.0, error_if_nonfinite=False
+        )
         self.optimizer.step()
         self._follow(step)
         return psnr(found.detach(), images).mean()
 
     def _view(self, step: int) -> Tensor:
-        """The same views whenever a step is taken again: a resumed run goes on as if it had never stopped."""
+        """The same views whenever a step is taken again: a resumed run goes on as if it had never
+        stopped."""
         seed = (self.training.seed * 1_000_003 + step + 1) * 4096 + self.fabric.global_rank
         generator = torch.Generator(self.device).manual_seed(seed)
-        chosen = torch.randint(len(self.photos), (self.training.batch,), device=self.device, generator=generator)
+        chosen = torch.randint(
+            len(self.photos), (self.training.batch,), device=self.device, generator=generator
+        )
         return augment(self.photos[chosen], self.training.size, generator)
 
     def _features(self, images: Tensor, client: int) -> Tensor:
@@ -261,10 +295,15 @@ class Run:
         return features
 
     def _held_out(self, count: int) -> tuple[Tensor, Tensor]:
-        """(n,) PSNR of the averaged decoder, in clients of the smallest size, and (2, 8, 3, s, s) pictures to look at."""
+        """(n,) PSNR of the averaged decoder, in clients of the smallest size, and (2, 8, 3, s, s)
+        pictures to look at."""
         decoder, scores, shown = self.average.eval(), [], None
-        # Full steps only, the last one filled up with photos from the beginning: other shapes would be compiled anew.
-        whole = torch.arange(-(-count // self.training.batch) * self.training.batch, device=self.device) % count
+        # Full steps only, the last one filled up with photos from the beginning: other shapes would
+        # be compiled anew.
+        whole = (
+            torch.arange(-(-count // self.training.batch) * self.training.batch, device=self.device)
+            % count
+        )
         for chosen in whole.split(self.training.batch):
             images = to_size(self.held_out[chosen].float() / 255, self.training.size)
             images = images.contiguous(memory_format=torch.channels_last)
@@ -278,7 +317,10 @@ class Run:
         if self.fabric.is_global_zero:
             scores, pictures = self._held_out(min(512, len(self.held_out)))
             self.progress.held_out_psnr = float(scores.mean())
-            scalars = {"psnr/held-out": self.progress.held_out_psnr, "psnr/train": self.progress.train_psnr}
+            scalars = {
+                "psnr/held-out": self.progress.held_out_psnr,
+                "psnr/train": self.progress.train_psnr,
+            }
             draw(self.progress.step, scalars, pictures.cpu())
         self.fabric.barrier()
 
@@ -288,7 +330,9 @@ class Run:
     def _save(self) -> None:
         if self.fabric.is_global_zero:
             parts = {name: part.state_dict() for name, part in self._parts().items()}
-            checkpoint.write(self.folder, {"run": self.identity, **parts, "progress": asdict(self.progress)})
+            checkpoint.write(
+                self.folder, {"run": self.identity, **parts, "progress": asdict(self.progress)}
+            )
         self.fabric.barrier()
 
     def _restore(self) -> bool:
@@ -301,12 +345,14 @@ class Run:
             self.progress = TrainingState(**state["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnsumError(
-                f"The checkpoint in {str(self.folder)!r} is damaged; delete {checkpoint.FILE!r} there to start over."
+                f"The checkpoint in {str(self.folder)!r} is damaged; delete {checkpoint.FILE!r} "
+                "there to start over."
             ) from error
         return True
 
     def _follow(self, step: int) -> None:
-        """The average of the weights, short at first: its memory grows with the steps up to `average`."""
+        """The average of the weights, short at first: its memory grows with the steps up to
+        `average`."""
         keep = min(self.training.average, (1 + step) / (10 + step))
         with torch.no_grad():
             for kept, new in zip(self.average.parameters(), self.decoder.parameters(), strict=True):

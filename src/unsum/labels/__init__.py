@@ -36,14 +36,18 @@ def labels(
 ) -> Tensor:
     """The labels of the batch behind one update: (B,) class numbers, sorted, duplicates repeated.
 
-    With n_c samples of class c, ∇b_c = p̄_c − n_c/B: the rules differ in how they come to the mean probability p̄_c.
+    With n_c samples of class c, ∇b_c = p̄_c − n_c/B: the rules differ in how they come to the mean
+    probability p̄_c.
 
     Args:
-        model: the model the client trained, with the weights it started from, in the mode the client trains it in.
+        model: the model the client trained, with the weights it started from, in the mode the
+            client trains it in.
         update: what the server received.
         method: a label rule from `unsum list`, which says what each needs.
-        batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
-        auxiliary: labeled samples of the attacker's own, (images, labels), for rules that need them.
+        batch_size: B if the attacker knows it; taken from the update where the protocol discloses
+            it.
+        auxiliary: labeled samples of the attacker's own, (images, labels), for rules that need
+            them.
         public: inputs that anyone could have, without labels, for 'templates'.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
@@ -57,5 +61,8 @@ def labels(
         >>> unsum.labels(model, update), unsum.labels(model, update, "llg", batch_size=3)
         (tensor([1, 4, 4]), tensor([1, 4, 4]))
     """
-    rule, granted = LABEL_RULES[method], Knowledge(batch_size=batch_size, auxiliary=auxiliary, public=public)
+    rule, granted = (
+        LABEL_RULES[method],
+        Knowledge(batch_size=batch_size, auxiliary=auxiliary, public=public),
+    )
     return rule(Clues.of(model, update, granted, device, seed))

@@ -1,13 +1,15 @@
-"""How often each class occurs in a batch of B: the posterior of all counts at once, with no hard cut.
+"""How often each class occurs in a batch of B: the posterior of all counts at once, with no hard
+cut.
 
-Let the classes' observations be independent given their counts n_c, with likelihood L_c(n). Labels that are drawn independently
-and evenly from C classes have counts with the multinomial prior, so
+Let the classes' observations be independent given their counts n_c, with likelihood L_c(n). Labels
+that are drawn independently and evenly from C classes have counts with the multinomial prior, so
 
     P(n | observations) ∝ B!/C^B ∏_c L_c(n_c)/n_c!        where Σ_c n_c = B
 
-The factor of a polynomial ∏_c Σ_k L_c(k)/k! x^k in front of x^B is the evidence of B, and products of all polynomials but one
-give the marginal of that class: one pass forwards, one backwards, exact. B! and C^B count how many ways of labeling there are,
-which makes fewer samples the better explanation of equal pulls.
+The factor of a polynomial ∏_c Σ_k L_c(k)/k! x^k in front of x^B is the evidence of B, and products
+of all polynomials but one give the marginal of that class: one pass forwards, one backwards, exact.
+B! and C^B count how many ways of labeling there are, which makes fewer samples the better
+explanation of equal pulls.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import math
 import torch
 from torch import Tensor
 
-_NEGLIGIBLE = 1e-15  # [1] likelihood of a count over that of its class's likeliest, from which it is looked at
+# [1] likelihood of a count over that of its class's likeliest, from which it is looked at
+_NEGLIGIBLE = 1e-15
 
 
 def count_posterior(log_likelihood: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The log evidence (S,) of `size` samples, and the marginals (S, C, K + 1) of every count, under S hypotheses.
+    """The log evidence (S,) of `size` samples, and the marginals (S, C, K + 1) of every count,
+    under S hypotheses.
 
     Args:
         log_likelihood: (S, C, K + 1) of the counts 0…K of every class.
@@ -50,7 +54,11 @@ def count_posterior(log_likelihood: Tensor, size: int) -> tuple[Tensor, Tensor]:
     evidence = end.log() + scale + highest.sum((1, 2)) + constant
     # Of x^B in the product, class c has x^k, the classes before it x^t, those after it the rest.
     joint = torch.stack(
-        [(before[:, :-1, : size - n + 1] * after[:, 1:, : size - n + 1].flip(2)).sum(2) for n in range(K + 1)], 2
+        [
+            (before[:, :-1, : size - n + 1] * after[:, 1:, : size - n + 1].flip(2)).sum(2)
+            for n in range(K + 1)
+        ],
+        2,
     )
     joint = joint * weights
     total = joint.sum(2, keepdim=True)
@@ -61,7 +69,8 @@ def count_posterior(log_likelihood: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _products(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """(S, C + 1, B + 1) the products of the first 0…C polynomials up to x^B, each in a scale of its own; the last one's log."""
+    """(S, C + 1, B + 1) the products of the first 0…C polynomials up to x^B, each in a scale of its
+    own; the last one's log."""
     S, C, width = weights.shape
     products = weights.new_zeros(S, C + 1, size + 1)
     products[:, 0, 0] = 1.0

@@ -1,9 +1,11 @@
-"""What features look like before any update is seen: those of public inputs, in the model as the client trains it.
+"""What features look like before any update is seen: those of public inputs, in the model as the
+client trains it.
 
-Views of the public inputs (flips, and cuts of at least half a side, enlarged again) average out what is one photo's own. After a
-ReLU, the mean over few photos is still too rough: half of it and half of its own mean over all features point closer to the
-features of other photos than either does. Where nobody grants public inputs, random ones show how large features are, and every
-feature is taken for equally likely: then the template is the plain row sum.
+Views of the public inputs (flips, and cuts of at least half a side, enlarged again) average out
+what is one photo's own. After a ReLU, the mean over few photos is still too rough: half of it and
+half of its own mean over all features point closer to the features of other photos than either
+does. Where nobody grants public inputs, random ones show how large features are, and every feature
+is taken for equally likely: then the template is the plain row sum.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ _FEW = 8  # [inputs] in a pass of random ones. Chosen by: arbitrary budget
 _MOST_INPUTS = 64  # [inputs] in one pass. Chosen by: arbitrary budget
 _MOST_FEATURES = 1 << 24  # [features] of all views: 128 MB. Chosen by: arbitrary budget
 _SMALLEST_CUT = 0.5  # [share] of a side. Chosen by: arbitrary budget
-_ROUGH = 0.5  # [share] of the mean over all features. Chosen by: one-off measurement on the default batch
+# [share] of the mean over all features. Chosen by: one-off measurement on the default batch
+_ROUGH = 0.5
 
 
 @dataclass(frozen=True)
 class FeaturePrior:
-    """`views` (n, H) are features of public or random inputs; `mean` (H,) is what those of other inputs are expected to be."""
+    """`views` (n, H) are features of public or random inputs; `mean` (H,) is what those of other
+    inputs are expected to be."""
 
     views: Tensor
     mean: Tensor
@@ -51,14 +55,24 @@ class FeaturePrior:
         return (logits if head.b is None else logits + head.b.double()).softmax(1)
 
 
-def feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: int = 0) -> FeaturePrior | None:
+def feature_prior(
+    head: Head, model: nn.Module, public: Tensor | None, seed: int = 0
+) -> FeaturePrior | None:
     """None where nobody granted inputs and the model does not show which ones it takes."""
     weight, objects = head.W, (model,) if public is None else (model, public)
     key = model.training, seed, head.name, version(weight)
-    return once("feature prior", objects, lambda: _feature_prior(head, model, public, seed), *key, of_model=True)
+    return once(
+        "feature prior",
+        objects,
+        lambda: _feature_prior(head, model, public, seed),
+        *key,
+        of_model=True,
+    )
 
 
-def _feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: int) -> FeaturePrior | None:
+def _feature_prior(
+    head: Head, model: nn.Module, public: Tensor | None, seed: int
+) -> FeaturePrior | None:
     known = feature_sign(model, head.name).non_negative
     if public is None and known is None:
         return None
@@ -73,7 +87,8 @@ def _feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: in
             rounds = min(VIEWS, max(1, _MOST_FEATURES // (len(chosen) * head.W.shape[1])))
             batches = [_viewed(chosen, generator) for _ in range(rounds if chosen.ndim == 4 else 1)]
         views = torch.cat([probe.send(batch)[0] for batch in batches]).to(head.W.device).double()
-    except (UnsumError, RuntimeError, ValueError, IndexError):  # inputs of another kind than this model takes
+    except (UnsumError, RuntimeError, ValueError, IndexError):
+        # inputs of another kind than this model takes
         return None
     if views.shape[1] != head.W.shape[1] or not bool(views.isfinite().all()):
         return None
@@ -83,7 +98,8 @@ def _feature_prior(head: Head, model: nn.Module, public: Tensor | None, seed: in
         share = 1.0 if public is None else _ROUGH
         mean = (1 - share) * mean + share * mean.mean()
     elif public is None:
-        mean = torch.zeros_like(mean)  # of signed features, random inputs show the size and nothing else
+        # of signed features, random inputs show the size and nothing else
+        mean = torch.zeros_like(mean)
     return FeaturePrior(views, mean, 0 if public is None else len(chosen), non_negative)
 
 

@@ -1,11 +1,12 @@
 """GradInversion's label rule: the B rows of the head's gradient with the lowest entries.
 
-∇W_ck = mean_i (p_ic − y_ic) f_ik with f ≥ 0: an entry is negative only where a sample of class c is active, so
+∇W_ck = mean_i (p_ic − y_ic) f_ik with f ≥ 0: an entry is negative only where a sample of class c is
+active, so
 
     labels = the B classes of lowest min_k ∇W_ck
 
-The minimum over k instead of the sum keeps a label visible as long as one feature belongs to its sample alone. Each class is
-named at most once.
+The minimum over k instead of the sum keeps a label visible as long as one feature belongs to its
+sample alone. Each class is named at most once.
 """
 
 from __future__ import annotations

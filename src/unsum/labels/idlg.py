@@ -1,6 +1,8 @@
-"""iDLG: the label of a single sample is the row of the head's gradient that points against the features.
+"""iDLG: the label of a single sample is the row of the head's gradient that points against the
+features.
 
-For one sample ∇W_c = (p_c − y_c) f with f ≥ 0. Only c = y has a negative factor, so only its row sums to something negative:
+For one sample ∇W_c = (p_c − y_c) f with f ≥ 0. Only c = y has a negative factor, so only its row
+sums to something negative:
 
     y = argmin_c Σ_k ∇W_ck
 """

@@ -1,18 +1,21 @@
 """iLRG: how often each class occurs, from one linear system.
 
-The ratio e_c = ∇W_c/∇b_c of a row and its bias is about the mean feature vector of class c, so p̂_c = softmax(W e_c + b) is about
-what the model predicts for its samples. With n_c samples of class c, B ∇b = Σ_i p_i − n becomes C + 1 equations in C unknowns,
+The ratio e_c = ∇W_c/∇b_c of a row and its bias is about the mean feature vector of class c, so p̂_c
+= softmax(W e_c + b) is about what the model predicts for its samples. With n_c samples of class c,
+B ∇b = Σ_i p_i − n becomes C + 1 equations in C unknowns,
 
     Σ_c n_c = B        Σ_c n_c p̂_c[j] − n_j = B ∇b_j   for every class j
 
-solved by the pseudo-inverse, clipped at zero and rounded. Where the rounded counts do not add up to B, those that rounding
-changed most give way.
+solved by the pseudo-inverse, clipped at zero and rounded. Where the rounded counts do not add up to
+B, those that rounding changed most give way.
 
-A class that occurs about as often as it is predicted has ∇b_c ≈ 0: its ratio is anything, its p̂_c one class with certainty, and
-all counts suffer. In a fresh head that happens from B ≈ C on. Where the solution is far from whole numbers, ratios are drawn
-towards the one vector that explains all rows best, e = Σ ∇b_c ∇W_c / Σ ∇b_c², the more the smaller their ∇b_c is,
+A class that occurs about as often as it is predicted has ∇b_c ≈ 0: its ratio is anything, its p̂_c
+one class with certainty, and all counts suffer. In a fresh head that happens from B ≈ C on. Where
+the solution is far from whole numbers, ratios are drawn towards the one vector that explains all
+rows best, e = Σ ∇b_c ∇W_c / Σ ∇b_c², the more the smaller their ∇b_c is,
 
-    e_c = (∇b_c ∇W_c + τ e) / (∇b_c² + τ)        τ = κ² / (B C), the square of what one sample more or less changes in ∇b_c
+    e_c = (∇b_c ∇W_c + τ e) / (∇b_c² + τ)        τ = κ² / (B C), the square of what one sample more
+                                                 or less changes in ∇b_c
 
 with several κ, and the solution nearest to whole numbers is taken; κ = 0 is as published.
 """
@@ -26,7 +29,8 @@ from torch import Tensor
 
 from unsum.labels.method import Clues, RuleNeeds, label_rule
 
-_KAPPAS = (0.0, 0.25, 0.5, 1.0, 2.0, 1e6)  # as published first; the last has one vector for all classes
+# as published first; the last has one vector for all classes
+_KAPPAS = (0.0, 0.25, 0.5, 1.0, 2.0, 1e6)
 _WHOLE = 1e-3  # unevenness below which rounding is safe: it is .083 where shares are anything
 
 
@@ -39,7 +43,8 @@ def ilrg(evidence: Clues) -> Tensor:
     """(B,) labels, each class as often as the system says."""
     head, B = evidence.head, evidence.B
     grad_b = evidence.grad_b
-    rows = (head.grad_W.to(head.W) @ head.W.T).double()  # ∇W_c Wᵀ: dividing last spares a copy of the gradient
+    # ∇W_c Wᵀ: dividing last spares a copy of the gradient
+    rows = (head.grad_W.to(head.W) @ head.W.T).double()
     rows = rows / B if head.reduction == "sum" else rows
     bias = torch.zeros_like(grad_b) if head.b is None else head.b.double()
     found: list[tuple[float, Tensor]] = []
@@ -61,7 +66,8 @@ def _ratios(rows: Tensor, grad_b: Tensor, kappa: float, B: int) -> Tensor:
 
 
 def _unevenness(shares: Tensor) -> float:
-    """The mean square of what is missing to whole numbers that a count can be; infinite where there are no numbers."""
+    """The mean square of what is missing to whole numbers that a count can be; infinite where there
+    are no numbers."""
     apart = float((shares - shares.round().clamp(min=0)).square().mean())
     return apart if math.isfinite(apart) else math.inf
 
@@ -75,7 +81,8 @@ def solve_shares(P: Tensor, grad_b: Tensor, B: int) -> Tensor:
 
 
 def whole_counts(shares: Tensor, B: int) -> Tensor:
-    """(C,) the shares rounded to whole numbers ≥ 0 that sum to B: plain rounding wherever that adds up.
+    """(C,) the shares rounded to whole numbers ≥ 0 that sum to B: plain rounding wherever that adds
+    up.
 
     >>> whole_counts(torch.tensor([1.9, -0.2, 0.6, 1.4]), 4)
     tensor([2, 0, 1, 1])
@@ -85,7 +92,8 @@ def whole_counts(shares: Tensor, B: int) -> Tensor:
     shares = shares.clamp(0, B)
     counts = shares.round().long()
     while (excess := int(counts.sum()) - B) != 0:
-        # Everybody's turn comes before anybody's second one: whole rounds are taken at once, a forged gradient asks for many.
+        # Everybody's turn comes before anybody's second one: whole rounds are taken at once, a
+        # forged gradient asks for many.
         able = counts > 0 if excess > 0 else torch.ones_like(counts, dtype=torch.bool)
         whole = min(abs(excess) // int(able.sum()), int(counts[able].min()) if excess > 0 else B)
         if whole:

@@ -1,9 +1,11 @@
 """LLG*: LLG with impact and offsets measured on random inputs instead of data.
 
-The inputs do not depend on the class they are labeled with, so one forward pass serves all C single-class batches of a round:
-with probabilities p_i and feature sums S_i = Σ_k f_ik, a batch all labeled a has g^a_c = mean_i (p_ic − [c = a]) S_i, hence
+The inputs do not depend on the class they are labeled with, so one forward pass serves all C
+single-class batches of a round: with probabilities p_i and feature sums S_i = Σ_k f_ik, a batch all
+labeled a has g^a_c = mean_i (p_ic − [c = a]) S_i, hence
 
-    m = (1 + 1/C)/B · mean_c mean_i (p_ic − 1) S_i = −(1 + 1/C)(1 − 1/C)/B · mean_i S_i,    s_c = mean_i p_ic S_i
+    m = (1 + 1/C)/B · mean_c mean_i (p_ic − 1) S_i = −(1 + 1/C)(1 − 1/C)/B · mean_i S_i,
+    s_c = mean_i p_ic S_i
 
 averaged over ten rounds of uniform noise.
 """
@@ -33,5 +35,6 @@ def llg_star(evidence: Clues) -> Tensor:
     for _ in range(ROUNDS):
         noise = torch.rand(probe_size(B), *shape, generator=generator)
         offset += probe.row_sums(noise, None) / ROUNDS
-    impact = -float(offset.sum()) * (1 - 1 / C) * (1 + 1 / C) / B  # rows of p sum to 1, so s sums to mean_i S_i
+    # rows of p sum to 1, so s sums to mean_i S_i
+    impact = -float(offset.sum()) * (1 - 1 / C) * (1 + 1 / C) / B
     return count_down(evidence.row_sums, negative_impact("llg*", impact), offset, B)

@@ -1,5 +1,5 @@
-"""What a label rule is: from a model and one update to the batch's labels, and what it cannot do without: declared once, checked
-in one place, shown by `unsum list`."""
+"""What a label rule is: from a model and one update to the batch's labels, and what it cannot do
+without: declared once, checked in one place, shown by `unsum list`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _need(text: str, *, default: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class RuleNeeds:
-    """The assumptions of a rule. Those that can be seen to fail are refused; the others are printed."""
+    """The assumptions of a rule. Those that can be seen to fail are refused; the others are
+    printed."""
 
     batch_size: bool = _need("batch size")
     bias: bool = _need("bias gradient")
@@ -43,24 +44,33 @@ class RuleNeeds:
     def check(self, name: str, clues: Clues) -> None:
         """Refuse what rule `name` cannot do, with one sentence that says what to do instead."""
         head, B, C = clues.head, clues.knowledge.known_batch_size, clues.head.classes
-        sign = feature_sign(clues.model, head.name) if self.non_negative_features else FeatureSign(None)
+        sign = (
+            feature_sign(clues.model, head.name)
+            if self.non_negative_features
+            else FeatureSign(None)
+        )
         refused = {
             f"finds the label of one sample; for {B} samples use 'exact', which takes batches.": (
                 self.one_sample and B not in (None, 1)
             ),
-            "needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use 'exact', which finds it.": (
-                self.batch_size and B is None
-            ),
-            f"finds distinct labels, which {B} samples of {C} classes cannot have; use 'llg', which counts.": (
-                self.distinct_labels and B is not None and B > C
-            ),
-            "needs the head's bias gradient; use 'llg' or 'exact', which do not.": self.bias and head.grad_b is None,
-            "needs the gradient's scale; give the learning rate of the delta, or use 'llg', which works at any scale.": (
-                self.scale and not clues.update.scale_known
-            ),
-            "needs auxiliary data; give auxiliary=(images, labels), or use 'llg*', which makes its own.": (
-                self.auxiliary and clues.knowledge.auxiliary is None
-            ),
+            (
+                "needs the batch size; give batch_size= (unsum audit: --batch-size-known), or use "
+                "'exact', which finds it."
+            ): (self.batch_size and B is None),
+            (
+                f"finds distinct labels, which {B} samples of {C} classes cannot have; use 'llg', "
+                "which counts."
+            ): (self.distinct_labels and B is not None and B > C),
+            "needs the head's bias gradient; use 'llg' or 'exact', which do not.": self.bias
+            and head.grad_b is None,
+            (
+                "needs the gradient's scale; give the learning rate of the delta, or use 'llg', "
+                "which works at any scale."
+            ): (self.scale and not clues.update.scale_known),
+            (
+                "needs auxiliary data; give auxiliary=(images, labels), or use 'llg*', which makes "
+                "its own."
+            ): (self.auxiliary and clues.knowledge.auxiliary is None),
             f"needs features that are never negative, and here the head is fed by {sign.source}; "
             "use 'exact' or 'ilrg', which take any.": sign.non_negative is False,
         }
@@ -71,9 +81,13 @@ class RuleNeeds:
     def remarks(self, name: str, clues: Clues) -> list[str]:
         """What could not be checked and is taken on trust, for a person to read."""
         remarks = []
-        if self.non_negative_features and feature_sign(clues.model, clues.head.name).non_negative is None:
+        if (
+            self.non_negative_features
+            and feature_sign(clues.model, clues.head.name).non_negative is None
+        ):
             remarks.append(
-                f"{name!r} relies on features that are never negative; the model does not show whether they are."
+                f"{name!r} relies on features that are never negative; the model does not show "
+                "whether they are."
             )
         if self.one_sample and clues.knowledge.known_batch_size is None:
             remarks.append(f"{name!r} takes the batch for a single sample.")
@@ -99,7 +113,8 @@ class Clues:
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> Clues:
-        """Of one update; the batch size is taken from it where nobody granted it and the protocol discloses it."""
+        """Of one update; the batch size is taken from it where nobody granted it and the protocol
+        discloses it."""
         if granted.batch_size is None:
             granted = replace(granted, batch_size=update.batch_size)
         return cls(Head.of(model, update, device), model, update, granted, seed)
@@ -111,12 +126,16 @@ class Clues:
 
     @property
     def grad_b(self) -> Tensor:
-        """(C,) the bias gradient, for rules that declare that they need it; float64, of the mean over the batch."""
-        return needed(self.head.grad_b, "The bias gradient").double() / (self.B if self.head.reduction == "sum" else 1)
+        """(C,) the bias gradient, for rules that declare that they need it; float64, of the mean
+        over the batch."""
+        return needed(self.head.grad_b, "The bias gradient").double() / (
+            self.B if self.head.reduction == "sum" else 1
+        )
 
     @property
     def row_sums(self) -> Tensor:
-        """(C,) g_c = Σ_k ∇W_ck, float64, of the gradient as it came: a mean or a sum over the batch."""
+        """(C,) g_c = Σ_k ∇W_ck, float64, of the gradient as it came: a mean or a sum over the
+        batch."""
         return self.head.grad_W.sum(1, dtype=torch.float64)
 
 
@@ -125,7 +144,8 @@ Find = Callable[[Clues], Tensor]
 
 @dataclass(frozen=True)
 class LabelRule:
-    """Returns (B,) class numbers, sorted; a class that several samples share stands there several times."""
+    """Returns (B,) class numbers, sorted; a class that several samples share stands there several
+    times."""
 
     name: str
     needs: RuleNeeds
@@ -140,7 +160,8 @@ LABEL_RULES: Registry[LabelRule] = Registry("label rule", "unsum.label_rules")
 
 
 def label_rule(name: str, *, summary: str, needs: RuleNeeds) -> Callable[[Find], Find]:
-    """Decorator that makes a function known as the label rule `name`; its needs are checked before it is called."""
+    """Decorator that makes a function known as the label rule `name`; its needs are checked before
+    it is called."""
 
     def add(find: Find) -> Find:
         LABEL_RULES.register(name, summary=summary, needs=str(needs))(LabelRule(name, needs, find))

@@ -1,8 +1,10 @@
-"""Send inputs of the attacker's own through the model, and see which gradient they would have left in the head.
+"""Send inputs of the attacker's own through the model, and see which gradient they would have left
+in the head.
 
-The head's gradient has a closed form, so a forward pass is enough: for labels all equal to a,
-g_c = Σ_k ∇W_ck = mean_i (p_ic − [c = a]) S_i with S_i = Σ_k f_ik. The model stays in the mode it is in (pass it as the client
-trains it) and is left untouched: BatchNorm writes its statistics into copies of its buffers.
+The head's gradient has a closed form, so a forward pass is enough: for labels all equal to a, g_c =
+Σ_k ∇W_ck = mean_i (p_ic − [c = a]) S_i with S_i = Σ_k f_ik. The model stays in the mode it is in
+(pass it as the client trains it) and is left untouched: BatchNorm writes its statistics into copies
+of its buffers.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from unsum.head import Head
 from unsum.labels.method import Clues
 
 ROUNDS = 10  # of random inputs, whose gradients are averaged
-_SIDES = (64, 224, 32, 28, 16, 96, 128, 256, 299)  # tried in turn; networks that pool take the first
+# tried in turn; networks that pool take the first
+_SIDES = (64, 224, 32, 28, 16, 96, 128, 256, 299)
 
 
 def probe_size(B: int) -> int:
-    """Inputs per round: the batch's own number, but two for BatchNorm to compare and 64 where more only cost time."""
+    """Inputs per round: the batch's own number, but two for BatchNorm to compare and 64 where more
+    only cost time."""
     return min(max(B, 2), 64)
 
 
@@ -33,7 +37,8 @@ def negative_impact(name: str, impact: float) -> float:
     if impact < 0:
         return impact
     raise UnsumError(
-        f"The model's features vanish for the inputs that {name!r} sends through it; use 'llg' or 'exact'."
+        f"The model's features vanish for the inputs that {name!r} sends through it; use 'llg' or "
+        "'exact'."
     )
 
 
@@ -52,7 +57,8 @@ class Probe:
         return cls(evidence.head, evidence.model, size, evidence.seed)
 
     def row_sums(self, inputs: Tensor, label: int | None) -> Tensor:
-        """(C,) g for a batch of one label, in float64; None leaves out the label's own share and so gives the offset."""
+        """(C,) g for a batch of one label, in float64; None leaves out the label's own share and so
+        gives the offset."""
         W, b = self.head.W, self.head.b
         features = self.send(inputs)[0].to(W)
         sums = features.sum(1, dtype=torch.float64)
@@ -63,14 +69,18 @@ class Probe:
         return g * self.size
 
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input, found by trying: the first layer tells the channels, the forward pass the rest."""
+        """The shape of one input, found by trying: the first layer tells the channels, the forward
+        pass the rest."""
         for shape in self._likely_shapes():
             try:
                 self.send(torch.zeros(2, *shape))
             except RuntimeError:  # what torch raises where shapes do not fit
                 continue
             return shape
-        raise UnsumError("'llg*' cannot tell which inputs the model takes; use 'llg+' with auxiliary=(images, labels).")
+        raise UnsumError(
+            "'llg*' cannot tell which inputs the model takes; use 'llg+' with auxiliary=(images, "
+            "labels)."
+        )
 
     def _likely_shapes(self) -> Iterator[tuple[int, ...]]:
         for module in self.model.modules():
@@ -84,8 +94,11 @@ class Probe:
                     yield (channels, side, side)
                 return
 
-    def send(self, inputs: Tensor, weights: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """(n, H) what reaches the head, and what leaves it, with some `weights` in the place of the model's own.
+    def send(
+        self, inputs: Tensor, weights: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(n, H) what reaches the head, and what leaves it, with some `weights` in the place of the
+        model's own.
 
         Dropout is drawn anew from the seed, not from the caller's random state.
         """
@@ -95,5 +108,7 @@ class Probe:
         devices = [weight.device] if weight.device.type == "cuda" else []
         with inputs_of(linear) as seen, torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.seed)
-            answers = functional_call(self.model, {**(weights or {}), **buffers}, (inputs.to(weight),))
+            answers = functional_call(
+                self.model, {**(weights or {}), **buffers}, (inputs.to(weight),)
+            )
         return seen[-1].detach().flatten(1), answers

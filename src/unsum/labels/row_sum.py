@@ -2,8 +2,8 @@
 
 With f ≥ 0, g_c = Σ_k ∇W_ck = mean_i (p_ic − [c = y_i]) Σ_k f_ik: every sample lowers the sum of its
 own class, and raises all others by about the same small amount. Noise of deviation σ on every entry
-adds σ √H to a sum whose signal grows with H, so sums are read through noise in which single entries,
-and the bias gradient, are lost. Signs leave the sums in their order as well.
+adds σ √H to a sum whose signal grows with H, so sums are read through noise in which single
+entries, and the bias gradient, are lost. Signs leave the sums in their order as well.
 
 How far is far is measured on the sums themselves: most classes occur in no sample, and the median
 and the median distance from it, which outliers do not move, are theirs with all the noise:
@@ -13,9 +13,9 @@ and the median distance from it, which outliers do not move, are theirs with all
 and besides the lowest sums below zero, as many as keep false names few. f ≥ 0 makes no sum of a
 class that nobody carries negative; noise does. The columns of ∇W sum to zero, so what they sum to
 instead is noise of deviation σ √C, and g of a class that nobody carries falls below t with
-probability Φ((t − μ) / σ_g). Here μ ≥ 0 is what the median of g surely exceeds, and σ_g² = σ² H plus
-the square of what all sums have in common (rounding to few levels shifts them all alike). The k
-lowest are named for the largest k with C · Φ((g_(k) − μ) / σ_g) ≤ k / 10.
+probability Φ((t − μ) / σ_g). Here μ ≥ 0 is what the median of g surely exceeds, and σ_g² = σ² H
+plus the square of what all sums have in common (rounding to few levels shifts them all alike). The
+k lowest are named for the largest k with C · Φ((g_(k) − μ) / σ_g) ≤ k / 10.
 
 Where the batch size is granted, no more classes than samples are named, the lowest first, and the
 rest of the samples are shared out by how far each row was lowered.
@@ -54,11 +54,14 @@ def row_sum(evidence: Clues) -> Tensor:
     apart = depth > _FAR * spread if len(g) >= _FEWEST else torch.zeros_like(negative)
     classes = (apart | negative).nonzero()[:, 0]
     if len(classes) == 0 or not bool((depth[classes] > 0).any()):
-        raise UnsumError("No row sum lies far below the others, so 'row-sum' finds no label; use 'exact'.")
+        raise UnsumError(
+            "No row sum lies far below the others, so 'row-sum' finds no label; use 'exact'."
+        )
     if B is None:
         return classes
     classes = classes[depth[classes].argsort(descending=True)[:B]]
-    pulls = (float(depth.amin().abs()) + depth[classes]).clamp_min(0)  # from the highest of all sums
+    # from the highest of all sums
+    pulls = (float(depth.amin().abs()) + depth[classes]).clamp_min(0)
     pulls = pulls / pulls.sum()
     counts = 1 + whole_counts(B * pulls - 1, B - len(classes))
     return torch.repeat_interleave(classes, counts)

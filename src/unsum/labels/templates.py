@@ -1,22 +1,25 @@
 """Labels under noise: a matched filter for every class, and the posterior of how often each occurs.
 
-A sample of class c lowers row c of the head's gradient by its features over B, and all rows rise by what softmax gives them:
+A sample of class c lowers row c of the head's gradient by its features over B, and all rows rise by
+what softmax gives them:
 
     ∇W_c = s/B Σ_i (p_ic − [y_i = c]) f_i + noise        ∇b_c = s/B Σ_i (p_ic − [y_i = c]) + noise
 
-With features that scatter around a mean μ that public inputs show (`feature_prior`), three figures of a row hold what it says of
-n_c, the number of samples of its class, and each is Gaussian given n_c. The second one is left out where features are never
-negative: how much energy one sample has is then less certain than what it adds:
+With features that scatter around a mean μ that public inputs show (`feature_prior`), three figures
+of a row hold what it says of n_c, the number of samples of its class, and each is Gaussian given
+n_c. The second one is left out where features are never negative: how much energy one sample has is
+then less certain than what it adds:
 
     along the mean   t_c = ⟨∇W_c, μ⟩/‖μ‖²       mean u m(n), variance σ²/‖μ‖² + u² (q n + δ²)
     beside it        e_c = ‖∇W_c‖² − t_c² ‖μ‖²   mean (H − 1) v(n), v(n) = σ² + u² τ n/B²
     the bias         ∇b_c                         mean s m(n), variance σ² + s² δ²
 
-with m(n) = (1 − n/B) p̄_c − n (1 − p)/B, what softmax gives the class less what its own samples take. p̄_c is the mean
-probability of class c for public inputs, p that of a sample's own class, q n the samples' own spread, δ that of p̄, τ the energy
-of a feature beside the mean. How large the client's features are, times what clipping left of the gradient, is
-unknown: u takes every value on a grid, with s = 1 or s = u, and evidence weighs them. So it does with B where nobody grants it.
-The counts that have the most right labels on average are named: the B largest of all P(n_c ≥ k).
+with m(n) = (1 − n/B) p̄_c − n (1 − p)/B, what softmax gives the class less what its own samples
+take. p̄_c is the mean probability of class c for public inputs, p that of a sample's own class, q n
+the samples' own spread, δ that of p̄, τ the energy of a feature beside the mean. How large the
+client's features are, times what clipping left of the gradient, is unknown: u takes every value on
+a grid, with s = 1 or s = u, and evidence weighs them. So it does with B where nobody grants it. The
+counts that have the most right labels on average are named: the B largest of all P(n_c ≥ k).
 """
 
 from __future__ import annotations
@@ -35,33 +38,46 @@ from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.labels.method import Clues, RuleNeeds, label_rule
 from unsum.running.sharing import once
 
-# [1] sizes of the client's features times the scale of its gradient, over those of public inputs; steps of √2.
+# [1] sizes of the client's features times the scale of its gradient, over those of public inputs;
+# steps of √2.
 _SIZES = 2.0 ** (torch.arange(-16, 7, dtype=torch.float64) / 2)
 _STEP = 0.2  # [share] that a size between two of the grid is off at most
-_LARGEST = 64  # [samples] looked for where nobody says how many there are. Chosen by: arbitrary budget
-MOST = 256  # [samples] whose counts are weighed. Chosen by: arbitrary budget (a second for 100 classes)
-_SPARED = (1.0, 1.25)  # [ratio] between sizes that are looked at, up to 8 and beyond. Chosen by: arbitrary budget
-# [nats] of evidence by which more samples must explain the update better than fewer do. Chosen by: Kass and Raftery
-# 1995, who call a Bayes factor below 3 hardly worth a mention.
+# [samples] looked for where nobody says how many there are. Chosen by: arbitrary budget
+_LARGEST = 64
+# [samples] whose counts are weighed. Chosen by: arbitrary budget (a second for 100 classes)
+MOST = 256
+# [ratio] between sizes that are looked at, up to 8 and beyond. Chosen by: arbitrary budget
+_SPARED = (1.0, 1.25)
+# [nats] of evidence by which more samples must explain the update better than fewer do. Chosen by:
+# Kass and Raftery 1995, who call a Bayes factor below 3 hardly worth a mention.
 _FEWER = math.log(3)
 _SPREAD = (
-    0.25  # [share] that sizes of samples along μ differ. Chosen by: measurement (embedded photos, default model: 0.17)
+    # [share] that sizes of samples along μ differ. Chosen by: measurement (embedded photos, default
+    # model: 0.17)
+    0.25
 )
-_USUAL = 0.5  # [nats] deviation of u before the update is seen. Chosen by: measurement (embedded photos: 0.5)
-_CLIPPED = 2.0  # [nats] that a gradient of another scale than 1 is less likely. Chosen by: arbitrary, clipping is rare
+# [nats] deviation of u before the update is seen. Chosen by: measurement (embedded photos: 0.5)
+_USUAL = 0.5
+# [nats] that a gradient of another scale than 1 is less likely. Chosen by: arbitrary, clipping is
+# rare
+_CLIPPED = 2.0
 _ENERGY = (
-    0.5  # [share] that a sample's energy beside the mean is off. Chosen by: measurement (embedded photos: 0.2 to 0.5)
+    # [share] that a sample's energy beside the mean is off. Chosen by: measurement (embedded
+    # photos: 0.2 to 0.5)
+    0.5
 )
 
 
 @dataclass(frozen=True)
 class CountEvidence:
-    """`chance` (C, K): of every class, the chance that the batch holds it 1…K times or more. `size` has the most evidence."""
+    """`chance` (C, K): of every class, the chance that the batch holds it 1…K times or more. `size`
+    has the most evidence."""
 
     chance: Tensor
     size: int
     scale: float  # s, of the gradient, on average over the hypotheses
-    feature_size: float  # u/s, of the client's features over those of public inputs, their geometric mean
+    # u/s, of the client's features over those of public inputs, their geometric mean
+    feature_size: float
 
     @property
     def labels(self) -> Tensor:
@@ -86,9 +102,12 @@ def templates(evidence: Clues) -> Tensor:
     prior = feature_prior(evidence.head, evidence.model, evidence.knowledge.public, evidence.seed)
     if prior is None:
         raise UnsumError(
-            "'templates' cannot tell what features of this model look like; give public inputs with public=, or use 'row-sum'."
+            "'templates' cannot tell what features of this model look like; give public inputs "
+            "with public=, or use 'row-sum'."
         )
-    found = count_evidence(evidence.head, prior, noise_of(evidence.head), evidence.knowledge.known_batch_size)
+    found = count_evidence(
+        evidence.head, prior, noise_of(evidence.head), evidence.knowledge.known_batch_size
+    )
     return found.labels
 
 
@@ -97,8 +116,11 @@ def noise_of(head: Head) -> float:
     return float(measure_noise(head).level.square().mean().sqrt())
 
 
-def count_evidence(head: Head, prior: FeaturePrior, sigma: float, size: int | None) -> CountEvidence:
-    """What the head's gradient says of every class's count, with noise of `sigma` on every entry."""
+def count_evidence(
+    head: Head, prior: FeaturePrior, sigma: float, size: int | None
+) -> CountEvidence:
+    """What the head's gradient says of every class's count, with noise of `sigma` on every
+    entry."""
     objects = (head.grad_W, prior)
     return once("count evidence", objects, lambda: _weighed(head, prior, sigma, size), sigma, size)
 
@@ -118,7 +140,11 @@ def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) ->
             best = total, evidence, marginals, B
     assert best is not None
     total, evidence, marginals, B = best
-    weights = (evidence - total).exp() if math.isfinite(total) else torch.full_like(evidence, 1 / len(evidence))
+    weights = (
+        (evidence - total).exp()
+        if math.isfinite(total)
+        else torch.full_like(evidence, 1 / len(evidence))
+    )
     chance = at_least((weights[:, None, None] * marginals).sum(0))
     return CountEvidence(chance, B, float(weights @ s), float((weights @ (u / s).log()).exp()))
 
@@ -159,12 +185,13 @@ class _Figures:
         p = P.mean(0)
         doubt = P.std(0).nan_to_num(0.0).maximum(_EVEN_P * p)
         return cls(
-            along, energies, None if head.grad_b is None else head.grad_b.double(), sigma, H, square, prior.energy,
-            p, doubt, float(P.amax(1).mean()), head.reduction == "sum",
+            along, energies, None if head.grad_b is None else head.grad_b.double(), sigma, H,
+            square, prior.energy, p, doubt, float(P.amax(1).mean()), head.reduction == "sum",
         )  # fmt: skip
 
     def hypotheses(self) -> tuple[Tensor, Tensor]:
-        """u and s (S,): features of another size in a gradient of scale 1, or a gradient of another scale."""
+        """u and s (S,): features of another size in a gradient of scale 1, or a gradient of another
+        scale."""
         u = _SIZES.to(self.p.device)
         if self.bias is None:
             return u, torch.ones_like(u)
@@ -182,7 +209,8 @@ class _Figures:
         each = share if self.summed else share / B  # Σ over n samples of 1/B²
         logs = u.new_zeros(())
         if self.along is not None:
-            # What a sample's size and the grid's steps leave open, of the pull and of all rows' common part.
+            # What a sample's size and the grid's steps leave open, of the pull and of all rows'
+            # common part.
             variance = self.sigma**2 / self.mean_square + u**2 * (
                 _SPREAD**2 * each + _STEP**2 * pull**2 + doubt + p**2 * _SPREAD**2
             )
@@ -191,14 +219,19 @@ class _Figures:
             extra = u**2 * self.energy * (each * (1 - self.own) ** 2 + doubt + p**2 / B)
             freedom = max(self.width - 1, 1)
             variance = 2 * freedom * (self.sigma**2 + extra) ** 2 + (_ENERGY * freedom * extra) ** 2
-            logs = logs + _normal(self.beside[:, None] - freedom * (self.sigma**2 + extra), variance)
+            logs = logs + _normal(
+                self.beside[:, None] - freedom * (self.sigma**2 + extra), variance
+            )
         if self.bias is not None:
             off = torch.where(s == 1, 0.0, _STEP) * pull
-            logs = logs + _normal(self.bias[:, None] - s * pull, self.sigma**2 + s**2 * doubt + (s * off) ** 2)
+            logs = logs + _normal(
+                self.bias[:, None] - s * pull, self.sigma**2 + s**2 * doubt + (s * off) ** 2
+            )
         return logs
 
 
-_EVEN_P = 0.3  # [share] of a probability, that it differs between samples at least. Chosen by: arbitrary budget
+# [share] of a probability, that it differs between samples at least. Chosen by: arbitrary budget
+_EVEN_P = 0.3
 
 
 def _normal(off: Tensor, variance: Tensor) -> Tensor:

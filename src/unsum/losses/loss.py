@@ -1,7 +1,8 @@
 """What a loss must tell: its gradient and its curvature by the logits, and what it averages over.
 
-Every loss that is a sum over samples has ∇W = Gᵀ F with row i of G a function of sample i's logits and target alone. A solver
-needs that function and its derivative; where to start from depends on its shape, so each kind says which.
+Every loss that is a sum over samples has ∇W = Gᵀ F with row i of G a function of sample i's logits
+and target alone. A solver needs that function and its derivative; where to start from depends on
+its shape, so each kind says which.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from torch import Tensor
 
 
 class Curvature(ABC):
-    """The second derivative of every sample's loss by its logits, at one point: B symmetric C×C matrices, never formed."""
+    """The second derivative of every sample's loss by its logits, at one point: B symmetric C×C
+    matrices, never formed."""
 
     @abstractmethod
     def times(self, V: Tensor) -> Tensor:
-        """Each sample's matrix times its own V: (…, B, C) → (…, B, C), or (…, B, n, C) → (…, B, n, C)."""
+        """Each sample's matrix times its own V: (…, B, C) → (…, B, C), or (…, B, n, C) → (…, B, n,
+        C)."""
 
     def along(self, K: Tensor) -> Tensor:
         """(…, B, R, C) how G changes along each direction of T, for K (…, R, C)."""
@@ -28,7 +31,8 @@ class Curvature(ABC):
         return self.times(K.unsqueeze(-3).expand(*of_samples.shape[:-1], -1, -1))
 
     def squares(self, K: Tensor, G: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(…, B, R) each of Σ_c w_c Q² and Σ_c w_c G Q with Q = `along(K)`: the diagonal of the normal matrix is made of them."""
+        """(…, B, R) each of Σ_c w_c Q² and Σ_c w_c G Q with Q = `along(K)`: the diagonal of the
+        normal matrix is made of them."""
         Q = self.along(K)
         weight = weight[..., None, None, :]
         return (Q.square() * weight).sum(-1), (Q * G[..., None, :] * weight).sum(-1)
@@ -42,7 +46,8 @@ class TracedCurvature(Curvature):
     gradient: Callable[[Tensor], Tensor]
 
     def times(self, V: Tensor) -> Tensor:
-        pull = torch.func.vjp(self.gradient, self.logits)[1]  # a Hessian: symmetric, so pulling is pushing
+        # a Hessian: symmetric, so pulling is pushing
+        pull = torch.func.vjp(self.gradient, self.logits)[1]
         place = self.logits.ndim - 1
         each = torch.func.vmap(lambda one: pull(one)[0], in_dims=place, out_dims=place)
         return pull(V)[0] if V.ndim == self.logits.ndim else each(V)
@@ -67,12 +72,14 @@ class Loss(ABC):
         return TracedCurvature(logits, lambda moved: self.gradient(moved, Y))
 
     def rounding(self, logits: Tensor, Y: Tensor, spread: Tensor) -> Tensor:
-        """(B, C) what the client's rounding does to G, in units of its precision; logits err by half of `spread`, ‖f‖‖W_c‖."""
+        """(B, C) what the client's rounding does to G, in units of its precision; logits err by
+        half of `spread`, ‖f‖‖W_c‖."""
         return self.gradient(logits, Y).abs() + Y + 0.5 * spread
 
     @abstractmethod
     def response(self, logits: Tensor, Y: Tensor, W: Tensor, row_norms: Tensor) -> Tensor:
-        """(B, C) ‖(J W)_c‖: how strongly row c of G answers a change of a sample's features, J being the curvature."""
+        """(B, C) ‖(J W)_c‖: how strongly row c of G answers a change of a sample's features, J
+        being the curvature."""
 
     @property
     def heads(self) -> int:

@@ -1,4 +1,5 @@
-"""Losses that treat every class by itself, G_ic = φ(l_ic) − y_ic: binary cross-entropy and the squared error."""
+"""Losses that treat every class by itself, G_ic = φ(l_ic) − y_ic: binary cross-entropy and the
+squared error."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class DiagonalCurvature(Curvature):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Separable):
-    """As `torch.nn.BCEWithLogitsLoss()`, for samples of several labels: G = σ(L) − Y, mean over samples and classes."""
+    """As `torch.nn.BCEWithLogitsLoss()`, for samples of several labels: G = σ(L) − Y, mean over
+    samples and classes."""
 
     name = "bce"
     many_labels = True
@@ -63,11 +65,13 @@ class BinaryCrossEntropy(Separable):
 
 @dataclass(frozen=True)
 class SquaredError(Separable):
-    """As `torch.nn.MSELoss()` on logits and one-hot rows: G = L − Y, times 2, mean over samples and classes.
+    """As `torch.nn.MSELoss()` on logits and one-hot rows: G = L − Y, times 2, mean over samples and
+    classes.
 
-    It is quadratic, so the gradient holds only second moments of the features: M = Σ f fᵀ and, from the label rows, the sum of
-    the features of every label. Samples with a label of their own are determined, and so are two of one label; among three or
-    more every rotation that keeps their sum gives the same gradient.
+    It is quadratic, so the gradient holds only second moments of the features: M = Σ f fᵀ and, from
+    the label rows, the sum of the features of every label. Samples with a label of their own are
+    determined, and so are two of one label; among three or more every rotation that keeps their sum
+    gives the same gradient.
     """
 
     name = "mse"

@@ -55,7 +55,9 @@ def match_any(
     start = time.perf_counter()
     if targets is None:
         protocol.check_estimate(model)
-    problem = replace(pose_any(METHOD, model, update, protocol, batch_size, targets), seed=seed, progress=progress)
+    problem = replace(
+        pose_any(METHOD, model, update, protocol, batch_size, targets), seed=seed, progress=progress
+    )
     numbers = targets is None and protocol.form == "numbers"
     plan = Plan(
         Objective("cosine", masked=True),
@@ -73,10 +75,11 @@ def match_any(
 def _leak(problem: Problem, matched: Matched, granted: bool, seconds: float) -> Leak:
     how = "granted" if granted else "estimated along with them"
     note = (
-        f"Pictures by gradient matching carry no certificate; the targets were {how}. After {matched.steps} steps the distance "
-        f"of gradients is {matched.match:.2g}."
+        f"Pictures by gradient matching carry no certificate; the targets were {how}. After "
+        f"{matched.steps} steps the distance of gradients is {matched.match:.2g}."
     )
-    none = torch.full((problem.batch_size, 1), math.nan, dtype=torch.float64)  # there are no classes to name
+    # there are no classes to name
+    none = torch.full((problem.batch_size, 1), math.nan, dtype=torch.float64)
     rows = matched.targets.ndim == 2 and matched.targets.is_floating_point()
     return Leak(
         METHOD,
@@ -101,7 +104,9 @@ def _unexplained(problem: Problem, matched: Matched) -> float:
     protocol = needed(problem.protocol, "The loss")
     named = {name: p for name, p in problem.model.named_parameters() if name in problem.sent}
     with quiet(problem.model, named), torch.enable_grad():
-        found = protocol.gradients(problem.model, matched.images, matched.targets, list(named.values()))
+        found = protocol.gradients(
+            problem.model, matched.images, matched.targets, list(named.values())
+        )
     sent = [problem.sent[name] for name in named]
     inner = sum(float((a.detach() * b).sum()) for a, b in zip(found, sent, strict=True))
     length = float(norm([g.detach() for g in found]))

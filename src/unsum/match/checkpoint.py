@@ -1,4 +1,5 @@
-"""The state of a run in one safetensors file: written whole or not at all, and refused by another run."""
+"""The state of a run in one safetensors file: written whole or not at all, and refused by another
+run."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def write(path: Path, run: dict[str, Any], state: Any) -> None:
 
 
 def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
-    """The state that `write` left for the same run, None if there is none. `run` says what must not have changed."""
+    """The state that `write` left for the same run, None if there is none. `run` says what must not
+    have changed."""
     if not path.exists():
         return None
     try:
@@ -40,11 +42,14 @@ def read(path: Path, run: dict[str, Any], device: torch.device) -> Any | None:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             before, skeleton = dict(json.loads(metadata["run"])), json.loads(metadata["state"])
-            # Copied, because products of tensors that begin at odd places, as in a file, round differently.
+            # Copied, because products of tensors that begin at odd places, as in a file, round
+            # differently.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
             state = _unpacked(skeleton, tensors)
     except Exception as error:  # a damaged file can make its readers raise nearly anything
-        raise UnsumError(f"The checkpoint {str(path)!r} cannot be read; delete it to start over.") from error
+        raise UnsumError(
+            f"The checkpoint {str(path)!r} cannot be read; delete it to start over."
+        ) from error
     refuse_another_run(path, before, run, "file")
     return state
 

@@ -1,6 +1,9 @@
-"""DLG (deep leakage from gradients): pixels and soft labels together, by L-BFGS, until their gradient is the one received.
+"""DLG (deep leakage from gradients): pixels and soft labels together, by L-BFGS, until their
+gradient is the one received.
 
-    min over x, ŷ of ‖∇L(x, softmax(ŷ)) − ĝ‖²        from normal noise, 300 steps of L-BFGS with rate 1
+    min over x, ŷ of ‖∇L(x, softmax(ŷ)) − ĝ‖²
+
+    from normal noise, 300 steps of L-BFGS with rate 1
 
 Granted labels take the place of ŷ.
 """
@@ -22,5 +25,12 @@ from unsum.match.unknown import Pixels
 )
 def dlg(problem: Problem, *, steps: int = 300, restarts: int = 1, rate: float = 1.0) -> Matched:
     unknown, soft_labels = Pixels("normal", box=False), problem.targets is None
-    plan = Plan(Objective("l2"), LBFGS(rate), steps, unknown=unknown, restarts=restarts, soft_labels=soft_labels)
+    plan = Plan(
+        Objective("l2"),
+        LBFGS(rate),
+        steps,
+        unknown=unknown,
+        restarts=restarts,
+        soft_labels=soft_labels,
+    )
     return solve(problem, plan)

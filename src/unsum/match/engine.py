@@ -1,4 +1,5 @@
-"""The one engine of all gradient-matching methods: a problem and a plan in, the pictures of lowest loss out."""
+"""The one engine of all gradient-matching methods: a problem and a plan in, the pictures of lowest
+loss out."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ _PREVIEW_SECONDS = 2.0  # between two writings of the pictures so far
 
 @dataclass(frozen=True)
 class Matched:
-    """The restart of lowest loss: its pictures, targets and losses; every restart's loss; how they fell.
+    """The restart of lowest loss: its pictures, targets and losses; every restart's loss; how they
+    fell.
 
-    `leaves` are the unknowns behind the pictures, for a stage that goes on from there; `photos` says which photos of its own the
-    attacker used, for the list of what was granted.
+    `leaves` are the unknowns behind the pictures, for a stage that goes on from there; `photos`
+    says which photos of its own the attacker used, for the list of what was granted.
     """
 
     images: Tensor  # (B, c, h, w)
@@ -44,7 +46,8 @@ class Matched:
 
 
 def solve(problem: Problem, plan: Plan) -> Matched:
-    """Minimize what the plan declares. The model is left as it was: flags, gradients, buffers, modes."""
+    """Minimize what the plan declares. The model is left as it was: flags, gradients, buffers,
+    modes."""
     if plan.steps < 1 or plan.restarts < 1:
         raise UnsumError("Matching needs at least one step and one restart.")
     run = _Run(problem, plan)
@@ -54,11 +57,13 @@ def solve(problem: Problem, plan: Plan) -> Matched:
 
 
 class _Run:
-    """The state of one solve; looks at it now and then read losses, so that other steps never wait for the device."""
+    """The state of one solve; looks at it now and then read losses, so that other steps never wait
+    for the device."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self.problem, self.plan = problem, plan
-        # (R, …), each restart's drawn from a generator of its own, so that they do not depend on how many there are.
+        # (R, …), each restart's drawn from a generator of its own, so that they do not depend on
+        # how many there are.
         starts = [_start(problem, plan, restart) for restart in range(plan.restarts)]
         stacked = [torch.stack(parts).to(problem.zero) for parts in zip(*starts, strict=True)]
         plan.unknown.project(stacked[:-1] if plan.soft_labels else stacked)
@@ -71,7 +76,11 @@ class _Run:
         self.rows: list[list[float]] = []
         self.step = 0
         self.renewed = [0] * R
-        rarest = 1 if isinstance(plan.optimizer, LBFGS) else min(_RAREST_LOOK, max(1, plan.steps // LOOKS))
+        rarest = (
+            1
+            if isinstance(plan.optimizer, LBFGS)
+            else min(_RAREST_LOOK, max(1, plan.steps // LOOKS))
+        )
         self.look_every = plan.look_every or rarest
         self.saved = self.shown = time.monotonic()
         self.identity = _identity(problem, plan)
@@ -81,7 +90,11 @@ class _Run:
 
     def go(self) -> None:
         self._resume()
-        while self.step < self.plan.steps and float(self.best_losses.min()) > 0 and not out_of_time(UNTRIED):
+        while (
+            self.step < self.plan.steps
+            and float(self.best_losses.min()) > 0
+            and not out_of_time(UNTRIED)
+        ):
             looking = self.step % self.look_every == 0
             before = [leaf.detach().clone() for leaf in self.evaluator.leaves] if looking else []
             losses = self.driver.step(self.step / self.plan.steps)
@@ -93,7 +106,11 @@ class _Run:
                 if time.monotonic() - self.saved >= self.problem.checkpoint_seconds:
                     self._save()
         if not self.rows or self.rows[-1][0] < self.step:
-            self._look(self.step, [leaf.detach().clone() for leaf in self.evaluator.leaves], *self.evaluator.all())
+            self._look(
+                self.step,
+                [leaf.detach().clone() for leaf in self.evaluator.leaves],
+                *self.evaluator.all(),
+            )
         self._save()
 
     def _inside(self) -> None:
@@ -102,13 +119,18 @@ class _Run:
 
     def _keep_inside(self) -> None:
         self._inside()
-        if self.plan.amend is not None and self.plan.amend_every and (self.step + 1) % self.plan.amend_every == 0:
+        if (
+            self.plan.amend is not None
+            and self.plan.amend_every
+            and (self.step + 1) % self.plan.amend_every == 0
+        ):
             with torch.no_grad():
                 for views in self.evaluator.views:
                     self.plan.amend([view.detach() for view in views])
 
     def _renew(self, totals: Tensor) -> None:
-        """A restart that diverged, as L-BFGS without a line search often does, begins anew for the steps that remain."""
+        """A restart that diverged, as L-BFGS without a line search often does, begins anew for the
+        steps that remain."""
         for r in (~torch.isfinite(totals)).nonzero().flatten().tolist():
             self.renewed[r] += 1
             begun = _start(self.problem, self.plan, r, self.renewed[r])
@@ -128,7 +150,9 @@ class _Run:
         self.rows.append([step, float(totals[first]), float(matches[first])])
         self.problem.progress.step(step, float(totals[first]), float(matches[first]))
         now = time.monotonic()
-        if self.problem.preview is not None and (now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps):
+        if self.problem.preview is not None and (
+            now - self.shown >= _PREVIEW_SECONDS or step == self.plan.steps
+        ):
             write_pictures(self.problem.preview, self._found()[0])
             self.shown = now
 
@@ -156,19 +180,32 @@ class _Run:
         self.saved = time.monotonic()
 
     def _resume(self) -> None:
-        state = None if self.file is None else checkpoint.read(self.file, self.identity, self.problem.device)
+        state = (
+            None
+            if self.file is None
+            else checkpoint.read(self.file, self.identity, self.problem.device)
+        )
         if state is None:
             return
-        for leaf, value in zip([*self.evaluator.leaves, *self.best], [*state["leaves"], *state["best"]], strict=True):
+        for leaf, value in zip(
+            [*self.evaluator.leaves, *self.best], [*state["leaves"], *state["best"]], strict=True
+        ):
             leaf.detach().copy_(value)
-        self.best_losses, self.best_matches = state["best_losses"].cpu(), state["best_matches"].cpu()
+        self.best_losses, self.best_matches = (
+            state["best_losses"].cpu(),
+            state["best_matches"].cpu(),
+        )
         self.rows = state["rows"].tolist()
         self.step, self.renewed = state["step"], state["renewed"]
         self.driver.restore(state["optimizer"])
 
     def result(self) -> Matched:
         first, count = int(self.best_losses.argmin()), sum(self.renewed)
-        anew = [f"{count} start{'s' if count > 1 else ''} diverged, and others took their place."] if count else []
+        anew = (
+            [f"{count} start{'s' if count > 1 else ''} diverged, and others took their place."]
+            if count
+            else []
+        )
         columns = torch.tensor(self.rows, dtype=torch.float64).T
         return Matched(
             *self._found(),
@@ -207,5 +244,8 @@ def _identity(problem: Problem, plan: Plan) -> dict[str, Any]:
         "seed": problem.seed,
         "steps": plan.steps,
         "restarts": plan.restarts,
-        **{name: repr(getattr(plan, name)) for name in ("objective", "optimizer", "regularizers", "unknown")},
+        **{
+            name: repr(getattr(plan, name))
+            for name in ("objective", "optimizer", "regularizers", "unknown")
+        },
     }

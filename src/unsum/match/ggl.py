@@ -1,9 +1,13 @@
-"""GGL (generative gradient leakage): a search over a generator's latent that does to its candidates what the defense did.
+"""GGL (generative gradient leakage): a search over a generator's latent that does to its candidates
+what the defense did.
 
-    min over z of ‖T(∇L(G(z), y)) − ĝ‖² / ‖ĝ‖² + β (‖z‖² / k − 1)²        CMA-ES, 500 rounds of 50 candidates
+    min over z of ‖T(∇L(G(z), y)) − ĝ‖² / ‖ĝ‖² + β (‖z‖² / k − 1)²
 
-T is read from the update (`traces`): the clip bound is the received norm, pruning's pattern and Soteria's columns are its zeros.
-No derivative is taken, so that T may be anything. The label comes from the sign of the bias gradient, which these defenses leave.
+    by CMA-ES, 500 rounds of 50 candidates
+
+T is read from the update (`traces`): the clip bound is the received norm, pruning's pattern and
+Soteria's columns are its zeros. No derivative is taken, so that T may be anything. The label comes
+from the sign of the bias gradient, which these defenses leave.
 """
 
 from __future__ import annotations
@@ -53,10 +57,25 @@ def ggl(
         best = found[int(losses.argmin())]
         images = loaded(best[2]).clamp(0, 1)
     targets = needed(problem.targets, "The labels of the batch")
-    notes = ["Candidates' gradients were compared as they are."] if traces is None else [*traces.notes, *_told(traces)]
+    notes = (
+        ["Candidates' gradients were compared as they are."]
+        if traces is None
+        else [*traces.notes, *_told(traces)]
+    )
     columns = torch.tensor(search.rows, dtype=torch.float64).T
     history = dict(zip(("step", "loss", "match"), columns, strict=True))
-    return Matched(images, targets, best[0], best[1], losses, steps, history, notes, [best[2]], photos=loaded.photos)
+    return Matched(
+        images,
+        targets,
+        best[0],
+        best[1],
+        losses,
+        steps,
+        history,
+        notes,
+        [best[2]],
+        photos=loaded.photos,
+    )
 
 
 def _told(traces: Traces) -> list[str]:
@@ -64,7 +83,10 @@ def _told(traces: Traces) -> list[str]:
     held_back = sum(int((mask == 0).sum()) for mask in traces.masks if mask is not None)
     entries = f" and without the {held_back} entries that came empty" if held_back else ""
     return [
-        f"Candidates' gradients were compared at no more than the received norm, {float(traces.length):.3g}{entries}."
+        (
+            "Candidates' gradients were compared at no more than the received norm, "
+            f"{float(traces.length):.3g}{entries}."
+        )
     ]
 
 
@@ -83,9 +105,13 @@ class _LatentSearch:
         if self.traces is not None:
             found = self.traces.clipped(self.traces.masked(found))
         sent = list(self.problem.sent.values())
-        apart = torch.stack([(g - s).flatten(1).square().sum(1) for g, s in zip(found, sent, strict=True)]).sum(0)
+        apart = torch.stack(
+            [(g - s).flatten(1).square().sum(1) for g, s in zip(found, sent, strict=True)]
+        ).sum(0)
         matches = apart / torch.stack([s.square().sum() for s in sent]).sum()
-        return matches + self.prior * (latents.flatten(2).square().mean(2) - 1).square().mean(1), matches
+        return matches + self.prior * (latents.flatten(2).square().mean(2) - 1).square().mean(
+            1
+        ), matches
 
     def run(self, steps: int, population: int, restart: int) -> tuple[float, float, Tensor]:
         """(loss, distance of gradients, latents) of the best candidate of one CMA-ES."""
@@ -95,7 +121,9 @@ class _LatentSearch:
         look_every = max(1, steps // LOOKS)
         for step in range(steps):
             asked = [optimizer.ask() for _ in range(population)]
-            latents = torch.from_numpy(np.stack([candidate.value for candidate in asked])).to(problem.zero)
+            latents = torch.from_numpy(np.stack([candidate.value for candidate in asked])).to(
+                problem.zero
+            )
             parts = [self.losses(some) for some in latents.split(self.many.at_once)]
             totals, matches = (torch.cat(column) for column in zip(*parts, strict=True))
             for candidate, value in zip(asked, totals.tolist(), strict=True):

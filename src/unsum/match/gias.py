@@ -1,9 +1,12 @@
-"""GIAS (gradient inversion with generative image prior): the latent of a generator first, then the generator's own weights.
+"""GIAS (gradient inversion with generative image prior): the latent of a generator first, then the
+generator's own weights.
 
-    1.  min over z of 1 − cos(∇L(G_θ(z), y), ĝ) + α TV(G_θ(z))        Adam with step decay, several starts
+    1.  min over z of 1 − cos(∇L(G_θ(z), y), ĝ) + α TV(G_θ(z))
+        by Adam with step decay, several starts
     2.  min over θ of the same, from the latents that were found
 
-The second stage reaches pictures that the generator has never learned to draw. The weights are shared by the batch.
+The second stage reaches pictures that the generator has never learned to draw. The weights are
+shared by the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ class Weights:
     latents: Tensor = field(repr=False)
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:  # noqa: ARG002
-        return [parameter.detach().cpu().clone() for parameter in self.generator.module.parameters()]
+        return [
+            parameter.detach().cpu().clone() for parameter in self.generator.module.parameters()
+        ]
 
     def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
         names = [name for name, _ in self.generator.module.named_parameters()]
@@ -70,9 +75,14 @@ def gias(
         stage="latent",
     )
     latent = solve(problem, plan)
-    plan = replace(plan, optimizer=Adam(weight_rate), steps=weight_steps, restarts=1, stage="weights")
+    plan = replace(
+        plan, optimizer=Adam(weight_rate), steps=weight_steps, restarts=1, stage="weights"
+    )
     found = solve(problem, replace(plan, unknown=Weights(loaded, latent.leaves[0])))
-    note = f"The generator's latents left a distance of gradients of {latent.match:.2g}, its weights {found.match:.2g}."
+    note = (
+        f"The generator's latents left a distance of gradients of {latent.match:.2g}, its weights "
+        f"{found.match:.2g}."
+    )
     return replace(
         found,
         restart_losses=latent.restart_losses,

@@ -1,10 +1,11 @@
-"""HCGLA (highly compressed gradient leakage attack): for updates of which pruning left one entry in a hundred, or in a thousand.
+"""HCGLA (highly compressed gradient leakage attack): for updates of which pruning left one entry in
+a hundred, or in a thousand.
 
     min over x in [0, 1] of Σ over entries with ĝ ≠ 0 of (∇L(x, y) − ĝ)² / ‖ĝ‖² + α TV(x)
 
-by Adam, with x ← (1 − s) x + s D(x) every 5 steps for a denoiser D, s = 1: so few entries determine no picture by themselves,
-and D keeps to those that look like one. Pictures begin where the model's inverse draws them from the update's features, if
-there is an inverse; as noise otherwise.
+by Adam, with x ← (1 − s) x + s D(x) every 5 steps for a denoiser D, s = 1: so few entries determine
+no picture by themselves, and D keeps to those that look like one. Pictures begin where the model's
+inverse draws them from the update's features, if there is an inverse; as noise otherwise.
 """
 
 from __future__ import annotations
@@ -43,8 +44,13 @@ class Near(Unknown):
 
 @matcher(
     "hcgla",
-    summary="gradient matching: only entries that came, a denoiser in between, for pruned updates (HCGLA)",
-    needs=MatcherNeeds(rule="adaptive", scale=True, extra="a denoiser, an inverse to begin with (optional)"),
+    summary=(
+        "gradient matching: only entries that came, a denoiser in between, for pruned updates "
+        "(HCGLA)"
+    ),
+    needs=MatcherNeeds(
+        rule="adaptive", scale=True, extra="a denoiser, an inverse to begin with (optional)"
+    ),
 )
 def hcgla(
     problem: Problem,
@@ -61,7 +67,8 @@ def hcgla(
 ) -> Matched:
     if denoiser == "":
         raise UnsumError(
-            "'hcgla' needs a denoiser: give denoiser= a module or FILE.py:FACTORY (with weights=FILE), or 'median' for a filter."
+            "'hcgla' needs a denoiser: give denoiser= a module or FILE.py:FACTORY (with "
+            "weights=FILE), or 'median' for a filter."
         )
     if strength > 1:
         raise UnsumError(f"The denoiser's strength is at most 1, not {strength}.")
@@ -99,10 +106,19 @@ def _begin(problem: Problem, path: str) -> tuple[Unknown, str, str]:
     update = Update(problem.sent, reduction=problem.reduction)
     leak = answered(problem.model, update, "adaptive", labels=problem.targets)
     images = invert(problem.model, leak, inverse=inverse).to(problem.zero)
-    if not math.isfinite(leak.predicted_error) or images.shape != (problem.batch_size, *problem.shape):
-        return Pixels("uniform"), "", "Pictures began as noise: the update's features could not be separated."
+    if not math.isfinite(leak.predicted_error) or images.shape != (
+        problem.batch_size,
+        *problem.shape,
+    ):
+        return (
+            Pixels("uniform"),
+            "",
+            "Pictures began as noise: the update's features could not be separated.",
+        )
     targets = needed(problem.targets, "The labels of the batch")
     # The separator has an order of its own: each picture goes to its label's place.
-    places = linear_sum_assignment(torch.cdist(targets.double(), leak.targets.to(problem.device)).cpu())[1]
+    places = linear_sum_assignment(
+        torch.cdist(targets.double(), leak.targets.to(problem.device)).cpu()
+    )[1]
     note = "Pictures began where the model's inverse drew them from the update's features."
     return Near(images[torch.as_tensor(places)]), inverse.photos, note

@@ -1,12 +1,13 @@
-"""L-BFGS without a line search, as torch.optim.LBFGS takes its steps, but with the direction in matrix form.
+"""L-BFGS without a line search, as torch.optim.LBFGS takes its steps, but with the direction in
+matrix form.
 
-With the last m steps s and changes of gradient y as rows of S and Y, R the upper triangle of S Yᵀ, D its diagonal and
-γ = sᵀy / yᵀy of the last pair,
+With the last m steps s and changes of gradient y as rows of S and Y, R the upper triangle of S Yᵀ,
+D its diagonal and γ = sᵀy / yᵀy of the last pair,
 
     H g = γ g + Sᵀ (R⁻ᵀ (D + γ Y Yᵀ) R⁻¹ S g − γ R⁻ᵀ Y g) − γ Yᵀ R⁻¹ S g
 
-which is what the two loops over the history compute in hundreds of small operations. Written here because of that: for a few
-thousand pixels torch's loops take as long as the network.
+which is what the two loops over the history compute in hundreds of small operations. Written here
+because of that: for a few thousand pixels torch's loops take as long as the network.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor
 
 _LEAST_CURVATURE = 1e-10  # sᵀy below which torch, too, forgets a step
-_BLOCK = 2**24  # numbers of a block: small pictures have one for all pairs, large ones take a few at a time
+# numbers of a block: small pictures have one for all pairs, large ones take a few at a time
+_BLOCK = 2**24
 
 
 class Memory:
-    """One restart's history in a ring: row 2i of it is a step, row 2i + 1 the change of gradient that came with it.
+    """One restart's history in a ring: row 2i of it is a step, row 2i + 1 the change of gradient
+    that came with it.
 
     The rows stand in blocks of `rows` each, the last of which may be too long.
     """
@@ -30,7 +33,8 @@ class Memory:
         self.m = history
         self.rows = 2 * min(history, max(1, block // (2 * like.numel())))
         self.blocks: list[Tensor] = []
-        self.products = torch.zeros(2 * history, history, dtype=torch.float64, device=like.device)  # pairs · Yᵀ
+        # pairs · Yᵀ
+        self.products = torch.zeros(2 * history, history, dtype=torch.float64, device=like.device)
         self.count = 0
         self.gamma = 1.0
         self.gradient: Tensor | None = None
@@ -85,10 +89,12 @@ class Memory:
         if self.count == 0:
             return gradient.clone()
         held = self.held
-        order = torch.arange(self.count - held, self.count, device=gradient.device) % self.m  # oldest first
+        # oldest first
+        order = torch.arange(self.count - held, self.count, device=gradient.device) % self.m
         Sg, Yg = onto[2 * order], onto[2 * order + 1]
         SY, YY = self.products[2 * order][:, order], self.products[2 * order + 1][:, order]
-        R, D = SY.triu(), SY.diagonal()  # below the diagonal stands what earlier occupants of the ring left
+        # below the diagonal stands what earlier occupants of the ring left
+        R, D = SY.triu(), SY.diagonal()
         u = torch.linalg.solve_triangular(R, Sg[:, None], upper=True)[:, 0]
         inner = D * u + self.gamma * (YY.mv(u) - Yg)
         a = torch.linalg.solve_triangular(R.T, inner[:, None], upper=False)[:, 0]
@@ -96,6 +102,7 @@ class Memory:
         weights[2 * order], weights[2 * order + 1] = a, -self.gamma * u
         step = gradient * self.gamma
         parts = weights.to(gradient).split(self.rows)
-        for block, part in zip(self._used(), parts, strict=False):  # blocks of an earlier start may be empty
+        # blocks of an earlier start may be empty
+        for block, part in zip(self._used(), parts, strict=False):
             step.addmv_(block.T, part)
         return step

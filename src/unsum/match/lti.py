@@ -1,12 +1,17 @@
-"""LTI (learning to invert): no matching, but a network from gradients to pictures, trained on photos of the attacker's own.
+"""LTI (learning to invert): no matching, but a network from gradients to pictures, trained on
+photos of the attacker's own.
 
-    min over φ of the mean over batches X of Σ_i ‖φ(S T(∇L(X, y)))_π(i) − X_i‖²        π the best assignment (Hungarian)
+    min over φ of the mean over batches X of Σ_i ‖φ(S T(∇L(X, y)))_π(i) − X_i‖²
 
-T does to the attacker's gradients what the defense did to the update (`traces`, or `defend=`, any function from `Update` to
-`Update`), and S hashes them to `dimension` numbers where the model is large. φ has three layers.
+    with π the best assignment (Hungarian)
 
-Training begins when the update is there. So the photos get the labels that were found, whatever their own: the gradients then
-differ by pictures alone, and place i of the answer belongs to label i. π only tells apart samples that share a label.
+T does to the attacker's gradients what the defense did to the update (`traces`, or `defend=`, any
+function from `Update` to `Update`), and S hashes them to `dimension` numbers where the model is
+large. φ has three layers.
+
+Training begins when the update is there. So the photos get the labels that were found, whatever
+their own: the gradients then differ by pictures alone, and place i of the answer belongs to label
+i. π only tells apart samples that share a label.
 """
 
 from __future__ import annotations
@@ -37,7 +42,10 @@ _HELD_OUT = 0.1  # of the photos, for the choice of the step to keep
 
 @matcher(
     "lti",
-    summary="a network from gradients to pictures, trained on photos of the attacker's own (Learning to Invert)",
+    summary=(
+        "a network from gradients to pictures, trained on photos of the attacker's own (Learning "
+        "to Invert)"
+    ),
     needs=MatcherNeeds(rule="bias-sign", auxiliary=True),
 )
 def lti(
@@ -59,7 +67,9 @@ def lti(
     reader = _Reader(problem, traces, defend, dimension)
     with reader.many.ready(), torch.no_grad():
         train = _gathered(reader, photos[held:], batches, problem.seed)
-        test = _gathered(reader, photos[:held], max(1, round(_HELD_OUT * batches)), problem.seed + 1)
+        test = _gathered(
+            reader, photos[:held], max(1, round(_HELD_OUT * batches)), problem.seed + 1
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(problem.seed)
         learner = _Learner(problem, train, hidden)
@@ -69,18 +79,23 @@ def lti(
         write_pictures(problem.preview, images)
     match = _match(reader, images)
     targets = needed(problem.targets, "The labels of the batch")
-    history = dict(zip(("step", "loss", "training"), torch.tensor(rows, dtype=torch.float64).T, strict=True))
+    history = dict(
+        zip(("step", "loss", "training"), torch.tensor(rows, dtype=torch.float64).T, strict=True)
+    )
     notes = [
         *(traces.notes if defend is None else []),
-        f"A network learned from {batches} batches of the attacker's own photos; on photos held back its mean squared error is "
-        f"{loss:.2g}.",
+        f"A network learned from {batches} batches of the attacker's own photos; on photos held "
+        f"back its mean squared error is {loss:.2g}.",
     ]
-    return Matched(images, targets, loss, match, torch.tensor([loss]).double(), steps, history, notes)
+    return Matched(
+        images, targets, loss, match, torch.tensor([loss]).double(), steps, history, notes
+    )
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """What was sent for N batches, and which photos they were; the pictures themselves are put together as they are needed."""
+    """What was sent for N batches, and which photos they were; the pictures themselves are put
+    together as they are needed."""
 
     inputs: Tensor  # (N, d)
     photos: Tensor  # (P, c, h, w)
@@ -97,16 +112,20 @@ def _photos(problem: Problem) -> Tensor:
     photos = needed(problem.auxiliary, "Labeled data of the attacker's own (auxiliary=)")[0]
     if tuple(photos.shape[1:]) != problem.shape or len(photos) < 2 * problem.batch_size:
         raise UnsumError(
-            f"'lti' needs at least {2 * problem.batch_size} auxiliary photos of {problem.shape}, not {tuple(photos.shape)}."
+            f"'lti' needs at least {2 * problem.batch_size} auxiliary photos of {problem.shape}, "
+            f"not {tuple(photos.shape)}."
         )
     order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(problem.seed))
     return photos.to(problem.zero)[order.to(photos.device)]
 
 
 class _Reader:
-    """Gradients, defended like those received, every tensor brought to its size there, in one hashed vector."""
+    """Gradients, defended like those received, every tensor brought to its size there, in one
+    hashed vector."""
 
-    def __init__(self, problem: Problem, traces: Traces, defend: Defend | None, dimension: int) -> None:
+    def __init__(
+        self, problem: Problem, traces: Traces, defend: Defend | None, dimension: int
+    ) -> None:
         self.problem, self.traces, self.defend = problem, traces, defend
         self.many = Many(problem)
         received = self._imitated([tensor[None] for tensor in problem.sent.values()])
@@ -119,22 +138,35 @@ class _Reader:
         found = self.many(images)
         if self.defend is None:
             return self._vector(self._imitated(found))
-        updates = [dict(zip(self.problem.sent, parts, strict=True)) for parts in zip(*found, strict=True)]
+        updates = [
+            dict(zip(self.problem.sent, parts, strict=True)) for parts in zip(*found, strict=True)
+        ]
         defended = [self.defend(Update(update)).gradients for update in updates]
-        return self._vector([torch.stack([update[name] for update in defended]) for name in self.problem.sent])
+        return self._vector(
+            [torch.stack([update[name] for update in defended]) for name in self.problem.sent]
+        )
 
     def _imitated(self, found: list[Tensor]) -> list[Tensor]:
         return self.traces.imitated(found) if self.defend is None else found
 
     def _vector(self, found: list[Tensor]) -> Tensor:
-        return self.sketch(torch.cat([g.flatten(1) / size for g, size in zip(found, self.sizes, strict=True)], dim=1))
+        return self.sketch(
+            torch.cat(
+                [g.flatten(1) / size for g, size in zip(found, self.sizes, strict=True)], dim=1
+            )
+        )
 
 
 def _gathered(reader: _Reader, photos: Tensor, count: int, seed: int) -> Lessons:
-    """Random batches of the photos, half of all pictures mirrored, and what a client would have sent for them."""
+    """Random batches of the photos, half of all pictures mirrored, and what a client would have
+    sent for them."""
     B, draw = reader.problem.batch_size, Random(seed)
-    chosen = torch.tensor([draw.sample(range(len(photos)), B) for _ in range(count)], device=photos.device)
-    mirrored = torch.tensor([[draw.random() < 0.5 for _ in range(B)] for _ in range(count)], device=photos.device)
+    chosen = torch.tensor(
+        [draw.sample(range(len(photos)), B) for _ in range(count)], device=photos.device
+    )
+    mirrored = torch.tensor(
+        [[draw.random() < 0.5 for _ in range(B)] for _ in range(count)], device=photos.device
+    )
     lessons = Lessons(photos.new_zeros(count, 0), photos, chosen, mirrored)
     some = torch.arange(count, device=photos.device).split(reader.many.at_once)
     return replace(lessons, inputs=torch.cat([reader(lessons.images(rows)) for rows in some]))
@@ -144,10 +176,13 @@ class _Learner:
     def __init__(self, problem: Problem, train: Lessons, hidden: int) -> None:
         self.problem, self.shape = problem, (problem.batch_size, *problem.shape)
         targets = needed(problem.targets, "The labels of the batch")
-        self.alike = torch.cdist(targets, targets) < 1e-6  # (B, B) samples whose order the gradient cannot tell
+        # (B, B) samples whose order the gradient cannot tell
+        self.alike = torch.cdist(targets, targets) < 1e-6
         self.mean, deviation = train.inputs.mean(0), train.inputs.std(0)
         self.deviation = deviation.clamp_min(float(deviation.max()) * 1e-3 + 1e-12)
-        self.network = dense_layers(train.inputs.shape[1], hidden, hidden, math.prod(self.shape)).to(train.inputs)
+        self.network = dense_layers(
+            train.inputs.shape[1], hidden, hidden, math.prod(self.shape)
+        ).to(train.inputs)
 
     def draw(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
@@ -160,7 +195,8 @@ class _Learner:
     def _error(self, lessons: Lessons, at_a_time: int) -> float:
         rows = torch.arange(len(lessons.inputs), device=lessons.inputs.device).split(at_a_time)
         errors = [
-            len(some) * matched_error(self.draw(lessons.inputs[some]), lessons.images(some), self.alike)
+            len(some)
+            * matched_error(self.draw(lessons.inputs[some]), lessons.images(some), self.alike)
             for some in rows
         ]
         return float(torch.stack(errors).sum()) / len(lessons.inputs)
@@ -175,9 +211,13 @@ class _Learner:
         best, kept, rows = float("inf"), self.network.state_dict(), []
         look_every = max(1, steps // LOOKS)
         for step in range(1, steps + 1):
-            chosen = torch.randint(len(train.inputs), (at_a_time,), generator=generator).to(train.inputs.device)
+            chosen = torch.randint(len(train.inputs), (at_a_time,), generator=generator).to(
+                train.inputs.device
+            )
             with torch.enable_grad():
-                error = matched_error(self._pictures(train.inputs[chosen]), train.images(chosen), self.alike)
+                error = matched_error(
+                    self._pictures(train.inputs[chosen]), train.images(chosen), self.alike
+                )
                 adam.zero_grad()
                 error.backward()
             adam.step()
@@ -188,7 +228,10 @@ class _Learner:
                 rows.append([step, value, float(error.detach())])
                 self.problem.progress.step(step, *rows[-1][1:])
                 if value < best:
-                    best, kept = value, {name: w.clone() for name, w in self.network.state_dict().items()}
+                    best, kept = (
+                        value,
+                        {name: w.clone() for name, w in self.network.state_dict().items()},
+                    )
             if over:
                 break
         self.network.load_state_dict(kept)
@@ -196,7 +239,8 @@ class _Learner:
 
 
 def matched_error(found: Tensor, images: Tensor, alike: Tensor) -> Tensor:
-    """Mean squared error of (N, B, …) pictures, those of `alike` samples assigned to each other at the least cost."""
+    """Mean squared error of (N, B, …) pictures, those of `alike` samples assigned to each other at
+    the least cost."""
     if len(alike) == 1 or not bool((alike.sum(1) > 1).any()):
         return (found - images).square().mean()
     flat, truth = found.flatten(2), images.flatten(2)
@@ -208,7 +252,8 @@ def matched_error(found: Tensor, images: Tensor, alike: Tensor) -> Tensor:
 
 
 def _match(reader: _Reader, images: Tensor) -> float:
-    """How far the gradient of the answer is from the one received, ‖g − ĝ‖² / ‖ĝ‖², after the same defense."""
+    """How far the gradient of the answer is from the one received, ‖g − ĝ‖² / ‖ĝ‖², after the same
+    defense."""
     with reader.many.ready(), torch.no_grad():
         given = reader.many(images[None]), [tensor[None] for tensor in reader.problem.sent.values()]
         found, sent = map(reader.traces.imitated, given)
@@ -217,10 +262,12 @@ def _match(reader: _Reader, images: Tensor) -> float:
 
 
 class Sketch:
-    """From `length` entries to `dimension`, keeping inner products on average; where there are no more, nothing is done.
+    """From `length` entries to `dimension`, keeping inner products on average; where there are no
+    more, nothing is done.
 
-    A count sketch: S (d × n) has one ±1 in every column, at a random place: (S g)_k = Σ over i with place i = k of sign_i g_i.
-    It costs one pass over g and two short integers an entry, where a dense projection would need d · n numbers.
+    A count sketch: S (d × n) has one ±1 in every column, at a random place: (S g)_k = Σ over i with
+    place i = k of sign_i g_i. It costs one pass over g and two short integers an entry, where a
+    dense projection would need d · n numbers.
 
     >>> Sketch(1000, 64, seed=0)(torch.ones(2, 1000)).shape
     torch.Size([2, 64])
@@ -239,4 +286,6 @@ class Sketch:
         if not self.hashes:
             return vectors
         signs, places = self.signs.to(vectors), self.places.to(vectors.device)
-        return vectors.new_zeros(len(vectors), self.dimension).index_add_(1, places, vectors * signs)
+        return vectors.new_zeros(len(vectors), self.dimension).index_add_(
+            1, places, vectors * signs
+        )

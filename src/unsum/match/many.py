@@ -1,4 +1,5 @@
-"""Gradients of many candidate batches, without a way back: for searches and for learning, which need no derivative of them."""
+"""Gradients of many candidate batches, without a way back: for searches and for learning, which
+need no derivative of them."""
 
 from __future__ import annotations
 
@@ -19,15 +20,23 @@ _ENTRIES_ON_A_GPU = 1 << 30  # four gibibytes each: few candidates at a time lea
 
 
 class Many:
-    """(N, B, c, h, w) pictures → one (N, …) tensor per gradient in `problem.sent`; use it inside `ready()`."""
+    """(N, B, c, h, w) pictures → one (N, …) tensor per gradient in `problem.sent`; use it inside
+    `ready()`."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         parameters = dict(problem.model.named_parameters())
-        self._parameters: dict[str, Tensor] = {name: parameters[name].detach() for name in problem.sent}
+        self._parameters: dict[str, Tensor] = {
+            name: parameters[name].detach() for name in problem.sent
+        }
         self._together = True
-        largest = max(sum(p.numel() for p in parameters.values()), 64 * problem.batch_size * problem.shape[-1] ** 2)
-        self.at_once = max(1, (_ENTRIES_AT_ONCE if problem.device.type == "cpu" else _ENTRIES_ON_A_GPU) // largest)
+        largest = max(
+            sum(p.numel() for p in parameters.values()),
+            64 * problem.batch_size * problem.shape[-1] ** 2,
+        )
+        self.at_once = max(
+            1, (_ENTRIES_AT_ONCE if problem.device.type == "cpu" else _ENTRIES_ON_A_GPU) // largest
+        )
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -36,13 +45,18 @@ class Many:
 
     def __call__(self, images: Tensor) -> list[Tensor]:
         parts = [self._some(some) for some in images.split(self.at_once)]
-        return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+        )
 
     def _some(self, images: Tensor) -> list[Tensor]:
         if self._together:
             try:
                 return list(vmap(self._one)(images))
-            except (RuntimeError, NotImplementedError, ValueError):  # as in `evaluate`: not every layer can
+            except (RuntimeError, NotImplementedError, ValueError):
+                # as in `evaluate`: not every layer can
                 self._together = False
         found = [self._one(batch) for batch in images]
         return [torch.stack(tensors) for tensors in zip(*found, strict=True)]

@@ -1,6 +1,7 @@
 """The optimizers of the literature as declarations, and the drivers that take their steps.
 
-    LBFGS         as in DLG: 20 inner iterations a step, no line search; each restart has one of its own
+    LBFGS         as in DLG: 20 inner iterations a step, no line search; each restart has one of its
+                  own
     Adam          all restarts in one tensor: every entry goes its own way anyhow
     Adam(signed)  as in IG: Adam on the sign of the gradient
 
@@ -65,8 +66,8 @@ def decayed(rate: float, progress: float) -> float:
 
 
 class _AdamDriver:
-    """`step` takes one of all restarts and returns the losses of the leaves as they were before it; `forget` is for a restart
-    that begins anew: what was learned on its way no longer holds."""
+    """`step` takes one of all restarts and returns the losses of the leaves as they were before it;
+    `forget` is for a restart that begins anew: what was learned on its way no longer holds."""
 
     def __init__(self, declared: Adam, evaluated: Evaluated) -> None:
         self._declared, self._evaluated = declared, evaluated
@@ -93,12 +94,14 @@ class _AdamDriver:
     def restore(self, state: Any) -> None:
         for leaf, kept in zip(self._evaluated.leaves, state, strict=True):
             self._adam.state[leaf] = {
-                name: value.to(leaf.device) if name != "step" or leaf.is_cuda else value for name, value in kept.items()
+                name: value.to(leaf.device) if name != "step" or leaf.is_cuda else value
+                for name, value in kept.items()
             }
 
 
 class _LBFGSDriver:
-    """A restart whose loss is no number, or that has no gradient left, has diverged: its loss is given as infinite."""
+    """A restart whose loss is no number, or that has no gradient left, has diverged: its loss is
+    given as infinite."""
 
     def __init__(self, declared: LBFGS, evaluated: Evaluated) -> None:
         self._declared, self._evaluated = declared, evaluated
@@ -116,7 +119,8 @@ class _LBFGSDriver:
         for _ in range(self._declared.inner):
             losses = self._evaluated.one(restart)
             gradient = torch.cat([view.grad.flatten() for view in views if view.grad is not None])
-            if not bool(torch.isfinite(losses[0])) or not bool(gradient.any()):  # far out, sigmoids are flat
+            # far out, sigmoids are flat
+            if not bool(torch.isfinite(losses[0])) or not bool(gradient.any()):
                 gone = torch.full_like(losses[0], torch.inf)
                 return first or (gone, gone)
             first = first or losses

@@ -1,15 +1,19 @@
-"""Networks that the user plugs in: a generator (latents → pictures) and a denoiser (pictures → pictures).
+"""Networks that the user plugs in: a generator (latents → pictures) and a denoiser (pictures →
+pictures).
 
-A generator is a `torch.nn.Module` whose `forward` turns (B, *latent_shape) standard normal latents into (B, c, h, w) pictures in
-[0, 1]. It says so itself:
+A generator is a `torch.nn.Module` whose `forward` turns (B, *latent_shape) standard normal latents
+into (B, c, h, w) pictures in [0, 1]. It says so itself:
 
     latent_shape   an int or a tuple
-    conditional    optional; True: `forward(latents, targets)` gets the (B, C) rows of the labels found, too (BigGAN, say)
-    photos         optional; which photos it was trained with, for the list of what was granted to the attacker
+    conditional    optional; True: `forward(latents, targets)` gets the (B, C) rows of the labels
+                   found, too (BigGAN, say)
+    photos         optional; which photos it was trained with, for the list of what was granted to
+                   the attacker
 
-It is given as the module, as `FILE.py:FACTORY` with a state dict in `weights`, as a file of `unsum train-inverse`, or as
-`inverse`: the embedded inverse, whose decoder draws pictures from features. A denoiser is a module from pictures to
-pictures, given as a module or as `FILE.py:FACTORY`, or it is `median`, a filter of 3×3 pixels.
+It is given as the module, as `FILE.py:FACTORY` with a state dict in `weights`, as a file of `unsum
+train-inverse`, or as `inverse`: the embedded inverse, whose decoder draws pictures from features. A
+denoiser is a module from pictures to pictures, given as a module or as `FILE.py:FACTORY`, or it is
+`median`, a filter of 3×3 pixels.
 """
 
 from __future__ import annotations
@@ -63,20 +67,27 @@ class Generator:
 
 
 def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Generator:
-    """The generator named, frozen and beside the model; refused unless it draws pictures of the problem's shape."""
+    """The generator named, frozen and beside the model; refused unless it draws pictures of the
+    problem's shape."""
     if isinstance(given, str) and not given:
         raise UnsumError(
-            f"{problem.method!r} needs a generator of pictures: give generator= a module or FILE.py:FACTORY (with weights=FILE), "
-            "or 'inverse' where the model has a learned inverse."
+            f"{problem.method!r} needs a generator of pictures: give generator= a module or "
+            "FILE.py:FACTORY (with weights=FILE), or 'inverse' where the model has a learned "
+            "inverse."
         )
     if isinstance(given, str) and (given == INVERSE or given.endswith(".safetensors")):
         return _of_inverse(problem, None if given == INVERSE else given)
     module = _module(problem, given, weights, "generator")
     shape = getattr(module, "latent_shape", None)
     latent = (shape,) if isinstance(shape, int) else shape
-    if not isinstance(latent, tuple) or not latent or not all(isinstance(n, int) and n > 0 for n in latent):
+    if (
+        not isinstance(latent, tuple)
+        or not latent
+        or not all(isinstance(n, int) and n > 0 for n in latent)
+    ):
         raise UnsumError(
-            f"A generator says what it draws from: set its `latent_shape` to an int or a tuple, not {shape!r}."
+            "A generator says what it draws from: set its `latent_shape` to an int or a tuple, not "
+            f"{shape!r}."
         )
     photos = getattr(module, "photos", "") or _TEACHERS.format("generator")
     targets = problem.targets if getattr(module, "conditional", False) else None
@@ -85,7 +96,9 @@ def load_generator(problem: Problem, given: nn.Module | str, weights: str) -> Ge
     return generator
 
 
-def load_denoiser(problem: Problem, given: nn.Module | str, weights: str) -> Callable[[Tensor], Tensor]:
+def load_denoiser(
+    problem: Problem, given: nn.Module | str, weights: str
+) -> Callable[[Tensor], Tensor]:
     if given == MEDIAN:
         return median_filter
     module = _module(problem, given, weights, "denoiser")
@@ -107,7 +120,8 @@ def median_filter(images: Tensor) -> Tensor:
 
 
 def photos_of(given: nn.Module | str, what: str) -> str:
-    """What to say of the photos behind a network, for the list of what was granted; a filter has seen none."""
+    """What to say of the photos behind a network, for the list of what was granted; a filter has
+    seen none."""
     return "" if given in ("", MEDIAN) else getattr(given, "photos", "") or _TEACHERS.format(what)
 
 
@@ -125,7 +139,10 @@ class _Decoded(nn.Module):
 
 def _of_inverse(problem: Problem, path: str | None) -> Generator:
     inverse = load_inverse(problem.model, path)
-    signed = feature_sign(problem.model, problem.head_names[0].rpartition(".")[0]).non_negative is not True
+    signed = (
+        feature_sign(problem.model, problem.head_names[0].rpartition(".")[0]).non_negative
+        is not True
+    )
     module = _ready(problem, _Decoded(inverse.decoder, signed=signed))
     latent = (math.prod(inverse.card["layout"]["shape"]),)
     generator = Generator(module, latent, inverse.photos)
@@ -139,9 +156,13 @@ def _module(problem: Problem, given: nn.Module | str, weights: str, what: str) -
         return _ready(problem, given)
     file, _, factory = str(given).rpartition(":")
     if not file.endswith(".py"):
-        raise UnsumError(f"A {what} is a torch module, or FILE.py:FACTORY with its weights=FILE, not {str(given)!r}.")
+        raise UnsumError(
+            f"A {what} is a torch module, or FILE.py:FACTORY with its weights=FILE, not "
+            f"{str(given)!r}."
+        )
     module = build_from_file(Path(file), factory, problem.classes)
-    if weights and not load_weights(module, Path(weights)):  # a classifier may get a new head; a generator may not
+    # a classifier may get a new head; a generator may not
+    if weights and not load_weights(module, Path(weights)):
         raise UnsumError(f"The weights in {Path(weights).name!r} do not fit the {what}.")
     return _ready(problem, module)
 
@@ -151,7 +172,9 @@ def _ready(problem: Problem, module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).to(problem.zero).eval().requires_grad_(False)
 
 
-def _check(problem: Problem, what: str, network: Callable[[Tensor], Tensor], reads: tuple[int, ...]) -> None:
+def _check(
+    problem: Problem, what: str, network: Callable[[Tensor], Tensor], reads: tuple[int, ...]
+) -> None:
     wanted = (problem.batch_size, *problem.shape)
     try:
         with torch.no_grad():
@@ -159,7 +182,11 @@ def _check(problem: Problem, what: str, network: Callable[[Tensor], Tensor], rea
     except Exception as error:  # the user's own code
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise UnsumError(
-            f"The {what} fails on a batch of {problem.batch_size}: {type(error).__name__}: {reason}."
+            f"The {what} fails on a batch of {problem.batch_size}: {type(error).__name__}: "
+            f"{reason}."
         ) from error
     if found != wanted:
-        raise UnsumError(f"The {what} draws pictures of {found}, and the model takes {wanted}; use one of this size.")
+        raise UnsumError(
+            f"The {what} draws pictures of {found}, and the model takes {wanted}; use one of this "
+            "size."
+        )

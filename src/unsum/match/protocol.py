@@ -1,4 +1,5 @@
-"""What a server knows of a client whose network is no classifier: its loss, and what samples look like.
+"""What a server knows of a client whose network is no classifier: its loss, and what samples look
+like.
 
 The gradient of the client's own loss is a function of inputs and targets, so both can be matched,
 whatever the network returns. Targets are granted, or estimated along with the pictures:
@@ -41,7 +42,9 @@ class Protocol:
         """∇ of the client's loss, differentiable by images and targets."""
         total = self.loss(model(images), targets)
         found = torch.autograd.grad(total, list(parameters), create_graph=True, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        return [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+        ]
 
     def unknown(self, model: nn.Module, count: int) -> tuple[int, ...]:
         """The shape of what stands for the targets of `count` samples that are not known."""
@@ -72,18 +75,28 @@ class Protocol:
             return
         output = self._output(model, 2)
         fits = output.shape[:1] + output.shape[2:] == (2, *self.target)
-        drawn = torch.randint(output.shape[1], (2, *self.target), generator=torch.Generator().manual_seed(0))
-        rows = nn.functional.one_hot(drawn, output.shape[1]).movedim(-1, 1).to(output) if fits else output
+        drawn = torch.randint(
+            output.shape[1], (2, *self.target), generator=torch.Generator().manual_seed(0)
+        )
+        rows = (
+            nn.functional.one_hot(drawn, output.shape[1]).movedim(-1, 1).to(output)
+            if fits
+            else output
+        )
         try:
             with quiet(model, ()), torch.no_grad():
                 returned = model(torch.full((2, *self.shape), 0.5).to(output))
-                one, other = (float(self.loss(returned, form)) for form in (drawn.to(output.device), rows))
+                one, other = (
+                    float(self.loss(returned, form)) for form in (drawn.to(output.device), rows)
+                )
         except Exception as error:  # the user's own loss
             raise UnsumError(
                 f"the loss takes class numbers alone ({type(error).__name__}: {first_line(error)})"
             ) from error
         if not fits or abs(one - other) > _SAME * max(abs(one), abs(other)):
-            raise UnsumError("the loss takes class numbers alone, and those cannot be varied by degrees")
+            raise UnsumError(
+                "the loss takes class numbers alone, and those cannot be varied by degrees"
+            )
 
     def _output(self, model: nn.Module, count: int) -> Tensor:
         """What the model returns for so many gray pictures."""

@@ -1,4 +1,5 @@
-"""What is preferred among pictures that explain the gradient equally well. Each is (R,) values for R restarts, unweighted.
+"""What is preferred among pictures that explain the gradient equally well. Each is (R,) values for
+R restarts, unweighted.
 
 TotalVariation     mean |x[i+1, j] − x[i, j]| + mean |x[i, j+1] − x[i, j]|
 SquaredNorm        mean over samples of ‖x‖²
@@ -25,17 +26,20 @@ _FURTHEST = 8  # the side over this
 
 @dataclass(frozen=True)
 class Scene:
-    """A candidate batch as a regularizer sees it: restarts in front, all differentiable but for `consensus`."""
+    """A candidate batch as a regularizer sees it: restarts in front, all differentiable but for
+    `consensus`."""
 
     pictures: Tensor  # (R, B, c, h, w)
     consensus: Tensor  # (B, c, h, w) mean of the pictures over all restarts, a constant
     features: Tensor | None = None  # (R, B, H) what reaches the head
-    norm_gap: Tensor | None = None  # (R,) distance to BatchNorm's running statistics, summed over layers
+    # (R,) distance to BatchNorm's running statistics, summed over layers
+    norm_gap: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Regularizer(ABC):
-    """What costs something to look at is asked for: features, BatchNorm's statistics, the mean over restarts."""
+    """What costs something to look at is asked for: features, BatchNorm's statistics, the mean over
+    restarts."""
 
     weight: float
     sees_features: ClassVar[bool] = False
@@ -88,16 +92,23 @@ class FeatureTerm(Regularizer):
 
 
 def registered_mean(pictures: Tensor) -> Tensor:
-    """(B, c, h, w) the mean over R seeds of (R, B, c, h, w) pictures, each shifted to agree best with the plain mean.
+    """(B, c, h, w) the mean over R seeds of (R, B, c, h, w) pictures, each shifted to agree best
+    with the plain mean.
 
-    Gradients say what is in a picture better than where it is. The published registration finds a flow with a network of its
-    own; here each picture is shifted as a whole, by the peak of its correlation with the plain mean over seeds.
+    Gradients say what is in a picture better than where it is. The published registration finds a
+    flow with a network of its own; here each picture is shifted as a whole, by the peak of its
+    correlation with the plain mean over seeds.
     """
     mean = pictures.mean(0)
     h, w = mean.shape[-2:]
     far = (max(1, h // _FURTHEST), max(1, w // _FURTHEST))
-    flat, own = mean - mean.mean((-2, -1), keepdim=True), pictures - pictures.mean((-2, -1), keepdim=True)
-    correlation = torch.fft.irfft2(torch.fft.rfft2(flat) * torch.fft.rfft2(own).conj(), s=(h, w)).sum(-3)
+    flat, own = (
+        mean - mean.mean((-2, -1), keepdim=True),
+        pictures - pictures.mean((-2, -1), keepdim=True),
+    )
+    correlation = torch.fft.irfft2(
+        torch.fft.rfft2(flat) * torch.fft.rfft2(own).conj(), s=(h, w)
+    ).sum(-3)
     near = torch.roll(correlation, far, dims=(-2, -1))[..., : 2 * far[0] + 1, : 2 * far[1] + 1]
     peak, width = near.flatten(-2).argmax(-1), 2 * far[1] + 1
     down, across = peak // width - far[0], peak % width - far[1]  # (R, B)

@@ -1,10 +1,12 @@
-"""ROG (reconstruction from obfuscated gradients): few unknowns, few steps, and a network that makes the rest of the picture.
+"""ROG (reconstruction from obfuscated gradients): few unknowns, few steps, and a network that makes
+the rest of the picture.
 
     1.  min over u of ‖∇L(bicubic₄(u), y) − ĝ‖² / ‖ĝ‖²        Adam, rate 0.05, 100 steps
     2.  x = D(bicubic₄(u)),  D a denoiser or a generator from coarse pictures to fine ones
 
-A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only what came is compared,
-and where only signs came (`Signs`), signs. Unbiased rounding (QSGD) needs nothing of the kind.
+A sixteenth of the unknowns is what few bits can still determine. Of pruned gradients (top-k) only
+what came is compared, and where only signs came (`Signs`), signs. Unbiased rounding (QSGD) needs
+nothing of the kind.
 """
 
 from __future__ import annotations
@@ -27,8 +29,13 @@ from unsum.match.unknown import LowResolution
 
 @matcher(
     "rog",
-    summary="gradient matching: pictures of a quarter of the side, for quantized and pruned updates (ROG)",
-    needs=MatcherNeeds(rule="bias-sign", extra="a denoiser or generator for the last touch (optional)"),
+    summary=(
+        "gradient matching: pictures of a quarter of the side, for quantized and pruned updates "
+        "(ROG)"
+    ),
+    needs=MatcherNeeds(
+        rule="bias-sign", extra="a denoiser or generator for the last touch (optional)"
+    ),
 )
 def rog(
     problem: Problem,
@@ -44,7 +51,9 @@ def rog(
     finish = load_denoiser(problem, denoiser, weights) if denoiser != "" else None
     traces = Traces.of(problem)
     plan = Plan(
-        Signs() if traces.kind == "sign" else Objective("l2", masked=traces.kind == "pruned", relative=True),
+        Signs()
+        if traces.kind == "sign"
+        else Objective("l2", masked=traces.kind == "pruned", relative=True),
         Adam(rate, decay=False),
         steps,
         regularizers=(TotalVariation(total_variation),) if total_variation else (),

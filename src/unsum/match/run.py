@@ -1,4 +1,5 @@
-"""Run a matcher: find shape and labels, pose the problem, solve it, and say what came of it as a `Leak`."""
+"""Run a matcher: find shape and labels, pose the problem, solve it, and say what came of it as a
+`Leak`."""
 
 from __future__ import annotations
 
@@ -48,33 +49,43 @@ def match(
     """Pictures whose gradient is the one received, by optimization: no certificate, only a loss.
 
     Args:
-        model: the model the client trained, in the mode, train or eval, that the client trained it in.
+        model: the model the client trained, in the mode, train or eval, that the client trained it
+            in.
         update: what the server received, of all layers.
         method: a matcher from `unsum list`.
         labels: (B,) class numbers or (B, C) probabilities if the attacker knows them.
-        batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
+        batch_size: B if the attacker knows it; taken from the update where the protocol discloses
+            it.
         label_rule: a rule from `unsum list`, instead of the one that the method declares.
-        auxiliary: labeled samples of the attacker's own, for the methods and label rules that need them: (images, labels), or a
-            .npz, .safetensors or .pt file with both under these names.
-        image_size: the side of the pictures, or (channels, height, width); by default the model's `image_size`, or the only
-            usual side that the model takes.
+        auxiliary: labeled samples of the attacker's own, for the methods and label rules that need
+            them: (images, labels), or a .npz, .safetensors or .pt file with both under these names.
+        image_size: the side of the pictures, or (channels, height, width); by default the model's
+            `image_size`, or the only usual side that the model takes.
         progress: told the step, the loss and the gradients' distance now and then.
-        checkpoint: a .safetensors file for the state of the run, written every `checkpoint_seconds`; a run that finds one of
-            its own there goes on from it.
+        checkpoint: a .safetensors file for the state of the run, written every
+            `checkpoint_seconds`; a run that finds one of its own there goes on from it.
         preview: a .png file for the pictures so far, written every other second.
         options: the method's own, as in `match(model, update, "ig", steps=2000, restarts=4)`.
 
     Returns:
-        A `Leak` with `.images` in [0, 1]; `residual` is ‖∇(x) − ĝ‖ / ‖ĝ‖ for them, and `predicted_error` is infinite.
+        A `Leak` with `.images` in [0, 1]; `residual` is ‖∇(x) − ĝ‖ / ‖ĝ‖ for them, and
+        `predicted_error` is infinite.
     """
     start = time.perf_counter()
     chosen = MATCHERS[method]
     chosen.check_options(options)
-    for what, path, suffix in (("checkpoint", checkpoint, ".safetensors"), ("preview", preview, ".png")):
+    for what, path, suffix in (
+        ("checkpoint", checkpoint, ".safetensors"),
+        ("preview", preview, ".png"),
+    ):
         if path is not None and Path(path).suffix != suffix:
-            raise UnsumError(f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly.")
+            raise UnsumError(
+                f"A {what} is a {suffix} file; rename {Path(path).name!r} accordingly."
+            )
     if device is not None and torch.device(device).type != next(model.parameters()).device.type:
-        raise UnsumError(f"The model is on {next(model.parameters()).device}, not {device}; move it there first.")
+        raise UnsumError(
+            f"The model is on {next(model.parameters()).device}, not {device}; move it there first."
+        )
     owned = read_auxiliary(auxiliary) if isinstance(auxiliary, str | Path) else auxiliary
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
     knowledge = Knowledge(labels=labels, batch_size=disclosed, auxiliary=owned)
@@ -83,10 +94,18 @@ def match(
     if disclosed is not None and labels is None and batch_size is None:
         check_pictures(disclosed, shape)
     separator = options.get("separator", chosen.needs.separator)
-    targets, separated, notes = _targets(model, update, chosen, knowledge, label_rule, separator, seed)
-    B = len(targets) if targets is not None else needed(knowledge.known_batch_size, "The batch size")
+    targets, separated, notes = _targets(
+        model, update, chosen, knowledge, label_rule, separator, seed
+    )
+    B = (
+        len(targets)
+        if targets is not None
+        else needed(knowledge.known_batch_size, "The batch size")
+    )
     problem = replace(
-        pose(method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated),
+        pose(
+            method, model, update, batch_size=B, shape=shape, targets=targets, separated=separated
+        ),
         auxiliary=knowledge.auxiliary,
         seed=seed,
         progress=progress,
@@ -99,10 +118,16 @@ def match(
 
 
 def read_auxiliary(path: str | Path) -> tuple[Tensor, Tensor]:
-    """((N, c, h, w) in [0, 1], (N,) class numbers) from arrays `images`, whole numbers up to 255 or fractions, and `labels`."""
-    tensors = read_tensors(Path(path), "auxiliary data", (".safetensors", ".npz", ".pt", ".pth")).tensors
+    """((N, c, h, w) in [0, 1], (N,) class numbers) from arrays `images`, whole numbers up to 255 or
+    fractions, and `labels`."""
+    tensors = read_tensors(
+        Path(path), "auxiliary data", (".safetensors", ".npz", ".pt", ".pth")
+    ).tensors
     if "images" not in tensors or "labels" not in tensors:
-        raise UnsumError(f"{Path(path).name!r} must hold arrays called images and labels, not {', '.join(tensors)}.")
+        raise UnsumError(
+            f"{Path(path).name!r} must hold arrays called images and labels, not "
+            f"{', '.join(tensors)}."
+        )
     images = tensors["images"]
     return images.float() / (1 if images.is_floating_point() else 255), tensors["labels"].long()
 
@@ -122,16 +147,23 @@ def _targets(
     if separator:
         labels, B = knowledge.labels, knowledge.batch_size
         leak = answered(model, update, separator, labels=labels, batch_size=B, seed=seed)
-        predicts = separator != "soft"  # that one finds a sample or says that it did not, and predicts no error
+        # that one finds a sample or says that it did not, and predicts no error
+        predicts = separator != "soft"
         if leak.predicted_error == math.inf or (predicts and math.isnan(leak.predicted_error)):
             raise UnsumError(f"{chosen.name!r} separates first, and that failed: {leak.notes[0]}")
-        return leak.targets, leak, [f"Labels and features were found by the separator {leak.method!r}.", *leak.notes]
+        return (
+            leak.targets,
+            leak,
+            [f"Labels and features were found by the separator {leak.method!r}.", *leak.notes],
+        )
     if granted is not None:
         return granted, None, []
     name = label_rule or chosen.needs.rule
     if not name:
         return None, None, ["Labels were optimized along with the pictures."]
-    evidence = Clues.of(model, update, Knowledge(batch_size=B, auxiliary=knowledge.auxiliary), seed=seed)
+    evidence = Clues.of(
+        model, update, Knowledge(batch_size=B, auxiliary=knowledge.auxiliary), seed=seed
+    )
     rule = LABEL_RULES[name]
     found = rule(evidence)
     remarks = rule.needs.remarks(name, evidence)
@@ -139,20 +171,29 @@ def _targets(
     return rows, None, [f"Labels were found by the rule {name!r}.", *remarks]
 
 
-def _leak(problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[str], seconds: float) -> Leak:
+def _leak(
+    problem: Problem, matched: Matched, knowledge: Knowledge, notes: list[str], seconds: float
+) -> Leak:
     features, logits, residual = _explained(problem, matched)
     knowledge = replace(knowledge, auxiliary_photos=matched.photos)
-    tail = "" if len(matched.restart_losses) == 1 else f", the lowest of {len(matched.restart_losses)} restarts"
+    tail = (
+        ""
+        if len(matched.restart_losses) == 1
+        else f", the lowest of {len(matched.restart_losses)} restarts"
+    )
     notes = [
         *notes,
         *matched.notes,
-        f"Pictures by gradient matching ({problem.method}) carry no certificate: after {matched.steps} steps the distance of "
-        f"gradients is {matched.match:.2g} and the whole loss {matched.loss:.2g}{tail}.",
+        f"Pictures by gradient matching ({problem.method}) carry no certificate: after "
+        f"{matched.steps} steps the distance of gradients is {matched.match:.2g} and the whole "
+        f"loss {matched.loss:.2g}{tail}.",
     ]
     found = problem.separated  # its features and their certificate stand; only pictures are new
     if found is None:
         rows = (matched.targets.double(), logits.double(), features.double())
-        found = Leak("", *rows, residual, math.inf, exact=False, knowledge=knowledge, pictures_first=True)
+        found = Leak(
+            "", *rows, residual, math.inf, exact=False, knowledge=knowledge, pictures_first=True
+        )
     return replace(
         found,
         method=problem.method,

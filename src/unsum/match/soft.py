@@ -1,12 +1,15 @@
-"""The reconstruction that comes with soft-label recovery: separate the batch first, then match gradients, features, or both.
+"""The reconstruction that comes with soft-label recovery: separate the batch first, then match
+gradients, features, or both.
 
-    soft-g    all gradients                                                 D(∇(x), ĝ) + α TV(x)
-    soft-f    the head's gradient left out, features in its place           D(∇(x), ĝ) + s F(feat(x), f̂) + α TV(x)
+    soft-g    all gradients                                          D(∇(x), ĝ) + α TV(x)
+    soft-f    the head's gradient left out, features in its place    D(∇(x), ĝ) + s F(feat(x), f̂)
+                                                                       + α TV(x)
     soft-gf   both
 
-with D and F by `distance`: squared l2 (L-BFGS, rate 1, 300 steps) or 1 − cos (Adam, rate 0.1 with step decay, 4800 steps).
-Features and targets, soft ones too, come from our own separator, for whole batches and not only for one sample; from the
-published one, which is for one sample, with `separator="soft"`.
+with D and F by `distance`: squared l2 (L-BFGS, rate 1, 300 steps) or 1 − cos (Adam, rate 0.1 with
+step decay, 4800 steps). Features and targets, soft ones too, come from our own separator, for whole
+batches and not only for one sample; from the published one, which is for one sample, with
+`separator="soft"`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from unsum.match.problem import Plan, Problem
 from unsum.match.regularizers import FeatureTerm, Regularizer, TotalVariation
 from unsum.match.unknown import Pixels
 
-_MODES = {"g": "all gradients", "f": "features and the backbone's gradients", "gf": "features and all gradients"}
+_MODES = {
+    "g": "all gradients",
+    "f": "features and the backbone's gradients",
+    "gf": "features and all gradients",
+}
 _STEPS = 4800  # as published
 _ADAM_STEPS_PER_LBFGS_STEP = 16  # 4800 of the one are published beside 300 of the other
 
@@ -48,7 +55,9 @@ def _declare(mode: Literal["g", "f", "gf"]) -> Callable[..., Matched]:
         check_name("distance", distance, get_args(Distance))
         terms: list[Regularizer] = [TotalVariation(total_variation)]
         if mode != "g":
-            features = needed(problem.separated, "An answer of a separator").features.to(problem.zero)
+            features = needed(problem.separated, "An answer of a separator").features.to(
+                problem.zero
+            )
             terms.append(FeatureTerm(feature_weight, features, distance))
         by_lbfgs = distance == "l2"
         optimizer: Optimizer = LBFGS() if by_lbfgs else Adam(0.1)

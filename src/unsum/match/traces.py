@@ -1,7 +1,9 @@
-"""What a defense left to be seen in an update, and how an attacker does the same to gradients of its own (GGL's adaptation).
+"""What a defense left to be seen in an update, and how an attacker does the same to gradients of
+its own (GGL's adaptation).
 
 clipping   g · min(1, ‖ĝ‖ / ‖g‖): whatever the bound was, the update that came is no longer than it
-pruning    g ∘ (ĝ ≠ 0) for a candidate; the largest entries of each tensor, as many as came, for gradients to learn from
+pruning    g ∘ (ĝ ≠ 0) for a candidate; the largest entries of each tensor, as many as came, for
+           gradients to learn from
 Soteria    the head's columns that came empty, emptied
 signs      sign(g), for gradients to learn from
 """
@@ -23,12 +25,14 @@ from unsum.update import Update
 
 @dataclass(frozen=True)
 class Traces:
-    """`kind` as in `recognize`; gradients are lists in the order of `problem.sent`, with candidates in front: (N, …) each."""
+    """`kind` as in `recognize`; gradients are lists in the order of `problem.sent`, with candidates
+    in front: (N, …) each."""
 
     kind: str
     notes: list[str]  # what was recognized, for a person to read
     length: Tensor  # ‖ĝ‖
-    masks: list[Tensor | None]  # 1 where an entry may have come, 0 where none can; None: nothing was held back
+    # 1 where an entry may have come, 0 where none can; None: nothing was held back
+    masks: list[Tensor | None]
     kept: list[int]  # how many entries of each tensor came
 
     @classmethod
@@ -43,14 +47,21 @@ class Traces:
             sizes = [tensor[tensor != 0].abs() for tensor in sent]
             one_size = all(len(size) == 0 or bool(size.max() == size.min()) for size in sizes)
             if kind == "grid" and one_size:  # of features that are never zero
-                kind, notes = "sign", ["All entries have one magnitude: only their signs were sent."]
+                kind, notes = (
+                    "sign",
+                    ["All entries have one magnitude: only their signs were sent."],
+                )
             empty = ~problem.sent[weight].any(0)
         masks: list[Tensor | None] = [None] * len(sent)
         if kind == "pruned":
             masks = [(tensor != 0).to(tensor) for tensor in sent]
         elif empty is not None and bool(empty.any()):
-            # Features that ReLU switched off leave empty columns, too; leaving those out costs no more than a hint.
-            masks = [(~empty).to(g).expand_as(g) if name == weight else None for name, g in problem.sent.items()]
+            # Features that ReLU switched off leave empty columns, too; leaving those out costs no
+            # more than a hint.
+            masks = [
+                (~empty).to(g).expand_as(g) if name == weight else None
+                for name, g in problem.sent.items()
+            ]
         kept = [int(tensor.count_nonzero()) for tensor in sent]
         return cls(kind, notes, norm(sent).clamp_min(TINY), masks, kept)
 
@@ -65,11 +76,14 @@ class Traces:
         return [g * factors.view(-1, *[1] * (g.ndim - 1)) for g in found]
 
     def imitated(self, found: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients as they would look had they come from the same client: each keeps entries of its own."""
+        """Gradients as they would look had they come from the same client: each keeps entries of
+        its own."""
         if self.kind == "sign":
             return [g.sign() for g in found]
         if self.kind == "pruned":
-            return self.clipped([_largest(g, count) for g, count in zip(found, self.kept, strict=True)])
+            return self.clipped(
+                [_largest(g, count) for g, count in zip(found, self.kept, strict=True)]
+            )
         return self.clipped(self.masked(found))
 
 

@@ -1,4 +1,5 @@
-"""What is optimized, and the pictures it makes. Leaves carry the restarts in front; `pictures` is given one restart's.
+"""What is optimized, and the pictures it makes. Leaves carry the restarts in front; `pictures` is
+given one restart's.
 
 Pixels         x = u
 LowResolution  x = bicubic(u) from a quarter of the side            (ROG)
@@ -20,14 +21,16 @@ Shape = tuple[int, int, int]
 
 
 class Unknown(Protocol):
-    """A method of its own is any object with these three; who inherits gets pixels within [0, 1]."""
+    """A method of its own is any object with these three; who inherits gets pixels within [0,
+    1]."""
 
     def start(self, count: int, shape: Shape, generator: torch.Generator) -> list[Tensor]:
         """The leaves of one restart for `count` pictures of `shape`, on the CPU."""
         ...
 
     def pictures(self, leaves: Sequence[Tensor]) -> Tensor:
-        """(B, c, h, w) from one restart's leaves, differentiable; no side effects, because `vmap` may run it."""
+        """(B, c, h, w) from one restart's leaves, differentiable; no side effects, because `vmap`
+        may run it."""
         return leaves[0]
 
     def project(self, leaves: Sequence[Tensor]) -> None:
@@ -53,7 +56,8 @@ class Pixels(Unknown):
 
 @dataclass(frozen=True)
 class LowResolution(Unknown):
-    """Pictures of `factor` times the side of the unknown, cut to `size`: no noise finer than that can be drawn."""
+    """Pictures of `factor` times the side of the unknown, cut to `size`: no noise finer than that
+    can be drawn."""
 
     size: tuple[int, int]
     factor: int = 4
@@ -68,7 +72,8 @@ class LowResolution(Unknown):
 
 @dataclass(frozen=True)
 class Latent(Unknown):
-    """`generator` turns (B, *shape) latents into (B, c, h, w) pictures; a module in eval mode, say."""
+    """`generator` turns (B, *shape) latents into (B, c, h, w) pictures; a module in eval mode,
+    say."""
 
     generator: Callable[[Tensor], Tensor]
     shape: tuple[int, ...]

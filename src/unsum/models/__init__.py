@@ -1,4 +1,5 @@
-"""Models by name: the embedded default, torchvision's classifiers, and the user's own with their weights."""
+"""Models by name: the embedded default, torchvision's classifiers, and the user's own with their
+weights."""
 
 from unsum.models.built import backbone_fingerprint
 from unsum.models.load import DEFAULT_MODEL, LoadedModel, load_model

@@ -17,14 +17,19 @@ _CHANNELS = 3  # of a photo
 
 
 def accepted_size(model: nn.Module, likely: Sequence[int], what: str) -> int:
-    """The first side that `model` takes, of the `likely` ones, what its first layer says, and the usual ones."""
+    """The first side that `model` takes, of the `likely` ones, what its first layer says, and the
+    usual ones."""
     first = next((m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)), None)
     if isinstance(first, nn.Conv2d) and first.in_channels != _CHANNELS:
         raise UnsumError(
-            f"The first layer of {what} reads {first.in_channels} channels, and photos have {_CHANNELS}; give your own tensors "
-            "in Python: unsum.audit(model, (images, targets))."
+            f"The first layer of {what} reads {first.in_channels} channels, and photos have "
+            f"{_CHANNELS}; give your own tensors in Python: unsum.audit(model, (images, targets))."
         )
-    told = [side] if isinstance(first, nn.Linear) and (side := math.isqrt(first.in_features // _CHANNELS)) else []
+    told = (
+        [side]
+        if isinstance(first, nn.Linear) and (side := math.isqrt(first.in_features // _CHANNELS))
+        else []
+    )
     reasons = []
     for side in dict.fromkeys([*likely, *told, *_USUAL]):
         reason = refusal(model, side)
@@ -32,8 +37,8 @@ def accepted_size(model: nn.Module, likely: Sequence[int], what: str) -> int:
             return side
         reasons.append(reason)
     raise UnsumError(
-        f"No side of photos that was tried suits {what} (with the first: {reasons[0]}); say which it takes with --image-size, "
-        "or as the model's own attribute image_size."
+        f"No side of photos that was tried suits {what} (with the first: {reasons[0]}); say which "
+        "it takes with --image-size, or as the model's own attribute image_size."
     )
 
 

@@ -1,4 +1,5 @@
-"""Features of many clients at once: BatchNorm in train mode mixes a client's own batch, and nobody else's."""
+"""Features of many clients at once: BatchNorm in train mode mixes a client's own batch, and nobody
+else's."""
 
 from __future__ import annotations
 
@@ -14,17 +15,21 @@ from unsum.models.inner import tap
 
 
 class ClientFeatures(nn.Module):
-    """(N, 3, s, s) images of several clients → (N, H) what reaches the head, or what its inner `layer` reads.
+    """(N, 3, s, s) images of several clients → (N, H) what reaches the head, or what its inner
+    `layer` reads.
 
-    The statistics of every BatchNorm come from the client's own share, as in its own training step. Weights are copied
-    and frozen. `forward` takes what `sharing` returns, so that one compiled graph serves clients of every size.
+    The statistics of every BatchNorm come from the client's own share, as in its own training step.
+    Weights are copied and frozen. `forward` takes what `sharing` returns, so that one compiled
+    graph serves clients of every size.
     """
 
     def __init__(self, model: nn.Module, layer: str | None = None) -> None:
         super().__init__()
         name, _ = find_head(model)
         if layer == name:
-            raise UnsumError(f"{layer!r} is the head; leave the layer out to invert what the head reads.")
+            raise UnsumError(
+                f"{layer!r} is the head; leave the layer out to invert what the head reads."
+            )
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._sharing = _Sharing()
         self._tap = None if layer is None else tap(self.model, layer)
@@ -40,17 +45,20 @@ class ClientFeatures(nn.Module):
         """`sharing` None: running statistics, as of a client in eval mode."""
         self._sharing.matrix = sharing
         features: Tensor = self.model(images)
-        if self._tap is not None:  # compiled, the layers above are left out: nothing asks for what they compute
+        # compiled, the layers above are left out: nothing asks for what they compute
+        if self._tap is not None:
             features = self._tap.read
         return features.flatten(1)
 
 
 def sharing(images: int, client: int, smallest: int) -> Tensor:
-    """(G, G) how G groups of `smallest` images average their statistics into clients of `client` images."""
+    """(G, G) how G groups of `smallest` images average their statistics into clients of `client`
+    images."""
     if images % smallest or client % smallest:
         raise UnsumError(
-            f"A step of {images} photos cannot be cut into clients of {client} by groups of {smallest}; "
-            f"choose client sizes and a batch that are multiples of the smallest client."
+            f"A step of {images} photos cannot be cut into clients of {client} by groups of "
+            f"{smallest}; choose client sizes and a batch that are multiples of the smallest "
+            "client."
         )
     owner = torch.arange(images // smallest) // max(1, min(client, images) // smallest)
     together = (owner[:, None] == owner[None]).float()
@@ -76,7 +84,8 @@ class _ClientBatchNorm(nn.Module):
             return usual
         groups = x.float().unflatten(0, (len(matrix), -1))
         inner = [1, *range(3, groups.ndim)]
-        # Two sums in one pass over the data: half of the memory traffic of a mean followed by a variance.
+        # Two sums in one pass over the data: half of the memory traffic of a mean followed by a
+        # variance.
         mean, square = matrix @ groups.mean(inner), matrix @ groups.square().mean(inner)
         scale = (square - mean.square()).clamp(min=0).add(self.layer.eps).rsqrt()
         if self.layer.affine:

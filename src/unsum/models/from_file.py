@@ -1,4 +1,5 @@
-"""A model out of a Python file that the user names: `path/to/file.py:factory`. The file may import its neighbors."""
+"""A model out of a Python file that the user names: `path/to/file.py:factory`. The file may import
+its neighbors."""
 
 from __future__ import annotations
 
@@ -16,14 +17,21 @@ from torch import nn
 from unsum.errors import UnsumError, unknown_name
 
 
-def build_from_file(path: Path, factory_name: str, classes: int, further: Mapping[str, Any] | None = None) -> nn.Module:
-    """Run the file and call its factory, with `num_classes`, and those of the `further` arguments, that it takes."""
+def build_from_file(
+    path: Path, factory_name: str, classes: int, further: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Run the file and call its factory, with `num_classes`, and those of the `further` arguments,
+    that it takes."""
     if not path.is_file():
         raise UnsumError(f"There is no file {str(path)!r}.")
     top, name = _place(path.resolve())
     with _neighbors_of(top):
         try:
-            module = importlib.import_module(name) if "." in name else _run(path, f"unsum_user_model_{name}")
+            module = (
+                importlib.import_module(name)
+                if "." in name
+                else _run(path, f"unsum_user_model_{name}")
+            )
         except (Exception, SystemExit) as error:
             raise UnsumError(f"{path.name!r} cannot be imported: {_told(error)}.") from error
         factory = _factory(module, path, factory_name)
@@ -34,16 +42,20 @@ def build_from_file(path: Path, factory_name: str, classes: int, further: Mappin
                 given["num_classes"] = classes
             model = factory(**given)
         except (Exception, SystemExit) as error:  # the user's own code
-            raise UnsumError(f"{factory_name!r} of {path.name!r} failed: {_told(error)}.") from error
+            raise UnsumError(
+                f"{factory_name!r} of {path.name!r} failed: {_told(error)}."
+            ) from error
     if not isinstance(model, nn.Module):
         raise UnsumError(
-            f"{factory_name!r} of {path.name!r} must return a torch.nn.Module, not a {type(model).__name__}."
+            f"{factory_name!r} of {path.name!r} must return a torch.nn.Module, not a "
+            f"{type(model).__name__}."
         )
     return model
 
 
 def _place(path: Path) -> tuple[Path, str]:
-    """The folder that the file's imports start from, and its dotted name there: a file of a package is one of its modules."""
+    """The folder that the file's imports start from, and its dotted name there: a file of a package
+    is one of its modules."""
     folder, parts = path.parent, [path.stem]
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
@@ -53,7 +65,8 @@ def _place(path: Path) -> tuple[Path, str]:
 
 @contextmanager
 def _neighbors_of(folder: Path) -> Iterator[None]:
-    """Its modules go before all others, as when Python runs a file of it; later, as for imports in `forward`, behind them."""
+    """Its modules go before all others, as when Python runs a file of it; later, as for imports in
+    `forward`, behind them."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -79,13 +92,19 @@ def _run(path: Path, name: str) -> ModuleType:
 
 
 def _factory(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
-    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    own = [
+        n
+        for n, v in vars(module).items()
+        if callable(v) and getattr(v, "__module__", "") == module.__name__
+    ]
     factory: Callable[..., Any] | None = getattr(module, name, None)
     if callable(factory):
         return factory
     if name:
         raise unknown_name(f"function in {path.name!r} called", name, own)
-    raise UnsumError(f"Name a function of {path.name!r} after a colon; it has {', '.join(own) or 'none'}.")
+    raise UnsumError(
+        f"Name a function of {path.name!r} after a colon; it has {', '.join(own) or 'none'}."
+    )
 
 
 def _told(error: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""A model that was exported: `.pt2` of torch.export. Such a file is trusted as a Python file is: loading it may run code."""
+"""A model that was exported: `.pt2` of torch.export. Such a file is trusted as a Python file is:
+loading it may run code."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from unsum.head import output_source
 from unsum.models.built import Built
 
 _aten = torch.ops.aten
-# What exported graphs have between the last linear layer and the output without changing softmax(logits).
+# What exported graphs have between the last linear layer and the output without changing
+# softmax(logits).
 _TRANSPARENT = {
-    _aten.flatten.using_ints, _aten.view.default, _aten.reshape.default, _aten.squeeze.default, _aten.squeeze.dim,
-    _aten.dropout.default, _aten.log_softmax.int, _aten.contiguous.default, _aten.alias.default,
+    _aten.flatten.using_ints, _aten.view.default, _aten.reshape.default, _aten.squeeze.default,
+    _aten.squeeze.dim, _aten.dropout.default, _aten.log_softmax.int, _aten.contiguous.default,
+    _aten.alias.default,
 }  # fmt: skip
 
 
 def build_from_program(path: Path) -> Built:
-    """The exported graph with its head as an `nn.Linear` again, under the parameter names of the original model."""
+    """The exported graph with its head as an `nn.Linear` again, under the parameter names of the
+    original model."""
     if not path.is_file():
         raise UnsumError(f"There is no file {str(path)!r}.")
     try:
@@ -42,8 +46,9 @@ def build_from_program(path: Path) -> Built:
 
 def refuse_torchscript(path: Path) -> UnsumError:
     return UnsumError(
-        f"{path.name!r} would have to be TorchScript, whose layers cannot be looked into; export the model with "
-        "torch.export (.pt2) or, if this is a state dict, name its factory (--model file.py:factory) and add it with --weights."
+        f"{path.name!r} would have to be TorchScript, whose layers cannot be looked into; export "
+        "the model with torch.export (.pt2) or, if this is a state dict, name its factory (--model "
+        "file.py:factory) and add it with --weights."
     )
 
 
@@ -51,17 +56,20 @@ def _input_shape(module: fx.GraphModule, path: Path) -> list[int]:
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     value = inputs[0].meta.get("val") if len(inputs) == 1 else None
     if value is None or value.ndim != 4 or value.shape[-1] != value.shape[-2]:
-        raise UnsumError(f"The model in {path.name!r} must take one batch of square photos, (B, 3, s, s).")
+        raise UnsumError(
+            f"The model in {path.name!r} must take one batch of square photos, (B, 3, s, s)."
+        )
     if isinstance(value.shape[0], int):
         raise UnsumError(
-            f"The model in {path.name!r} was exported for batches of {value.shape[0]} alone; export it with "
-            "dynamic_shapes=({0: torch.export.Dim('batch')},)."
+            f"The model in {path.name!r} was exported for batches of {value.shape[0]} alone; "
+            "export it with dynamic_shapes=({0: torch.export.Dim('batch')},)."
         )
     return [int(side) for side in value.shape[1:]]
 
 
 def _without_checks(module: fx.GraphModule) -> None:
-    """Checks of the input and BatchNorm's counter have no result, and stand in the way of a second tracing."""
+    """Checks of the input and BatchNorm's counter have no result, and stand in the way of a second
+    tracing."""
     for node in reversed(list(module.graph.nodes)):
         guards = node.op == "call_module" and str(node.target) == "_guards_fn"
         counts = node.op == "call_function" and node.target is _aten.add_.Tensor and not node.users
@@ -76,13 +84,18 @@ def _restore_head(module: fx.GraphModule, path: Path) -> None:
         value = value.args[0]
     if not isinstance(value, fx.Node) or value.target is not _aten.linear.default:
         raise UnsumError(
-            f"The model in {path.name!r} has no linear head: its output does not come from a linear layer."
+            f"The model in {path.name!r} has no linear head: its output does not come from a "
+            "linear layer."
         )
     arguments: list[Any] = [*value.args, None]
     inputs, weight, bias = arguments[:3]
-    name, _, last = str(weight.target).rpartition(".") if isinstance(weight, fx.Node) else ("", "", "")
+    name, _, last = (
+        str(weight.target).rpartition(".") if isinstance(weight, fx.Node) else ("", "", "")
+    )
     if last != "weight" or not name or weight.op != "get_attr":
-        raise UnsumError(f"The model in {path.name!r} has no linear head: its last layer's weights have no name.")
+        raise UnsumError(
+            f"The model in {path.name!r} has no linear head: its last layer's weights have no name."
+        )
     held = module.get_parameter(str(weight.target))
     linear = nn.Linear(held.shape[1], held.shape[0], bias=bias is not None, device="meta")
     linear.weight = held

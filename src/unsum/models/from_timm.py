@@ -1,4 +1,5 @@
-"""timm's classifiers, with random weights: `timm:NAME`. Trained ones come from a file of the user's."""
+"""timm's classifiers, with random weights: `timm:NAME`. Trained ones come from a file of the
+user's."""
 
 from __future__ import annotations
 
@@ -15,5 +16,7 @@ def build_timm(name: str, classes: int) -> Built:
         model = timm.create_model(name, pretrained=False, num_classes=classes)
     except (ValueError, RuntimeError, TypeError) as error:
         raise UnsumError(f"timm cannot build {name!r}: {error}.") from error
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, USUAL_SIZE, USUAL_SIZE))[-1]
+    size = (getattr(model, "pretrained_cfg", None) or {}).get(
+        "input_size", (3, USUAL_SIZE, USUAL_SIZE)
+    )[-1]
     return Built(model, f"timm {name}", int(size), any_size=True, guessed=True)

@@ -8,7 +8,8 @@ from unsum.errors import UnsumError
 
 
 class Tap(nn.Module):
-    """In the place of a convolution or a dense layer: does what it does, and remembers what it read.
+    """In the place of a convolution or a dense layer: does what it does, and remembers what it
+    read.
 
     A 1×1 convolution with a stride passes places over: only those it looks at count.
     """
@@ -23,7 +24,8 @@ class Tap(nn.Module):
         """What the layer read, in a model that asks it."""
         if self.seen is None:
             raise UnsumError(
-                "The model does not ask this layer for anything; name one that its forward pass goes through."
+                "The model does not ask this layer for anything; name one that its forward pass "
+                "goes through."
             )
         return self.seen
 
@@ -42,10 +44,13 @@ def tap(model: nn.Module, layer: str) -> Tap:
         inner = model.get_submodule(layer)
     except AttributeError as error:
         raise UnsumError(
-            f"The model has no layer {layer!r}; name a convolution or a dense layer as model.named_modules() does."
+            f"The model has no layer {layer!r}; name a convolution or a dense layer as "
+            "model.named_modules() does."
         ) from error
     if not isinstance(inner, nn.Conv2d | nn.Linear):
-        raise UnsumError(f"{layer!r} is a {type(inner).__name__}; an inner layer must be a Conv2d or a Linear.")
+        raise UnsumError(
+            f"{layer!r} is a {type(inner).__name__}; an inner layer must be a Conv2d or a Linear."
+        )
     tapped = Tap(inner)
     model.set_submodule(layer, tapped)
     return tapped

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from unsum.files.torch_file import no_code_from_files
 
-_ALEXNET = "alexnet-owt-7be5be79.pth"  # of torchvision's AlexNet_Weights.IMAGENET1K_V1, which takes seconds to import
+# of torchvision's AlexNet_Weights.IMAGENET1K_V1, which takes seconds to import
+_ALEXNET = "alexnet-owt-7be5be79.pth"
 
 
 def weights_file() -> Path:
@@ -24,11 +25,15 @@ def lpips_status() -> str | None:
     path = weights_file()
     if path.is_file():
         return None
-    return f"LPIPS is not reported: torchvision's AlexNet weights, {path.name}, are not in torch.hub's folder of checkpoints."
+    return (
+        f"LPIPS is not reported: torchvision's AlexNet weights, {path.name}, are not in "
+        "torch.hub's folder of checkpoints."
+    )
 
 
 def lpips(found: Tensor, true: Tensor) -> float:
-    """Perceptual distance (AlexNet) of one (3, h, w) picture in [0, 1]; NaN when the weights are not there."""
+    """Perceptual distance (AlexNet) of one (3, h, w) picture in [0, 1]; NaN when the weights are
+    not there."""
     if lpips_status() is not None:
         return float("nan")
     with torch.no_grad():
@@ -38,7 +43,8 @@ def lpips(found: Tensor, true: Tensor) -> float:
 
 @cache
 def lpips_network(device: str, _path: str = "") -> Any:
-    """The network itself, called as network(found, true, normalize=True) → (B, 1, 1, 1), with derivatives."""
+    """The network itself, called as network(found, true, normalize=True) → (B, 1, 1, 1), with
+    derivatives."""
     from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
     with no_code_from_files():

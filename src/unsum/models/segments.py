@@ -1,7 +1,8 @@
-"""Pairs of sentences: which of the two a token is of is one more embedding beside the token's own (`token_type_ids`).
+"""Pairs of sentences: which of the two a token is of is one more embedding beside the token's own
+(`token_type_ids`).
 
-Token t of segment s is the number t + s V for a search over tokens: the vocabulary is tried once for each segment, and nothing
-else changes.
+Token t of segment s is the number t + s V for a search over tokens: the vocabulary is tried once
+for each segment, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ _NAME = "token_type_ids"  # as Hugging Face calls them
 
 
 def segments_used(model: nn.Module, gradients: Mapping[str, Tensor]) -> tuple[str, list[int]]:
-    """(the embedding, its rows) of which tokens alone ask for one row, and of which the client has used others.
+    """(the embedding, its rows) of which tokens alone ask for one row, and of which the client has
+    used others.
 
     ("", [0]) where there is none: all texts are of one segment.
     """
-    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    names = {
+        module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)
+    }
     tokens = embedding_of(model)
     for module, rows in rows_asked(model).items():
         gradient = gradients.get(f"{names[module]}.weight")
@@ -45,13 +49,16 @@ def takes_segments(model: nn.Module) -> bool:
 
 @contextmanager
 def numbered_by_segment(model: nn.Module) -> Iterator[None]:
-    """Within it the model takes t + s V for token t of segment s; copies of it that are made meanwhile do, too."""
+    """Within it the model takes t + s V for token t of segment s; copies of it that are made
+    meanwhile do, too."""
     V = vocabulary_of(model)
 
     def parted(
         _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (given[0] % V, *given[1:]), named | {_NAME: torch.div(given[0], V, rounding_mode="floor")}
+        return (given[0] % V, *given[1:]), named | {
+            _NAME: torch.div(given[0], V, rounding_mode="floor")
+        }
 
     hook = model.register_forward_pre_hook(parted, with_kwargs=True)
     try:

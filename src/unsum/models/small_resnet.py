@@ -1,4 +1,5 @@
-"""The embedded default: a small residual network for 128² photos whose head reads the unpooled feature map."""
+"""The embedded default: a small residual network for 128² photos whose head reads the unpooled
+feature map."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class ResidualBlock(nn.Module):
         self.shortcut = (
             nn.Identity()
             if same
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            else nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,8 +39,8 @@ class ResidualBlock(nn.Module):
 class SmallResNet(nn.Module):
     """(B, 3, 128, 128) in [0, 1] → features 128×16×16, flattened → `num_classes` logits.
 
-    Global pooling is left out, as in the RGLA paper: the head sees 32 768 features per photo. Photos of another `size`,
-    a multiple of eight, take another head.
+    Global pooling is left out, as in the RGLA paper: the head sees 32 768 features per photo.
+    Photos of another `size`, a multiple of eight, take another head.
     """
 
     def __init__(self, num_classes: int = 100, size: int = INPUT_SIZE) -> None:

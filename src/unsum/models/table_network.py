@@ -1,4 +1,5 @@
-"""Networks that read rows of a table: dense layers, below them embeddings of the categories where these come as codes."""
+"""Networks that read rows of a table: dense layers, below them embeddings of the categories where
+these come as codes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _DIMENSION = 4  # numbers that stand for a category; rules of thumb give 3 to 8 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The inputs of a network for rows: how many, which of them are numbers, and how many values each of the others has."""
+    """The inputs of a network for rows: how many, which of them are numbers, and how many values
+    each of the others has."""
 
     width: int
     plain: Sequence[int]
@@ -29,7 +31,8 @@ class RowShape:
 
 
 class TableNetwork(nn.Module):
-    """(B, width) rows → (B, outputs). The first dense layer reads the numbers, then the embedding of every code, in order."""
+    """(B, width) rows → (B, outputs). The first dense layer reads the numbers, then the embedding
+    of every code, in order."""
 
     def __init__(self, shape: RowShape, outputs: int) -> None:
         super().__init__()
@@ -41,13 +44,24 @@ class TableNetwork(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         codes = zip(self.embeddings, self.coded, strict=True)
-        return self.layers(torch.cat([rows[:, self.plain], *(layer(rows[:, i].long()) for layer, i in codes)], dim=1))
+        return self.layers(
+            torch.cat(
+                [rows[:, self.plain], *(layer(rows[:, i].long()) for layer, i in codes)], dim=1
+            )
+        )
 
 
 def table_network(
-    spec: str, dense: RowShape, coded: RowShape, outputs: int, *, seed: int = 0, weights: str | Path | None = None
+    spec: str,
+    dense: RowShape,
+    coded: RowShape,
+    outputs: int,
+    *,
+    seed: int = 0,
+    weights: str | Path | None = None,
 ) -> tuple[nn.Module, str]:
-    """A network by name, and the name it goes by in reports: for rows without codes, or with codes for its embeddings."""
+    """A network by name, and the name it goes by in reports: for rows without codes, or with codes
+    for its embeddings."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, kind = _built(spec, dense, coded, outputs)
@@ -55,7 +69,8 @@ def table_network(
     if weights is not None:
         if not load_weights(model, Path(weights)):
             raise UnsumError(
-                f"The head in {Path(weights).name!r} does not fit the {outputs} outputs that the table needs."
+                f"The head in {Path(weights).name!r} does not fit the {outputs} outputs that the "
+                "table needs."
             )
         origin = f"weights of {Path(weights).name}"
     return model, f"{kind}, {origin}"
@@ -69,18 +84,23 @@ def embeds(model: nn.Module) -> bool:
 def _built(spec: str, dense: RowShape, coded: RowShape, outputs: int) -> tuple[nn.Module, str]:
     if spec in ("default", "mlp"):
         # Without embeddings, layers alone: attacks and people read those more easily.
-        return dense_layers(dense.width, _HIDDEN, _HIDDEN, outputs), f"fully connected for {dense.width} inputs"
+        return dense_layers(
+            dense.width, _HIDDEN, _HIDDEN, outputs
+        ), f"fully connected for {dense.width} inputs"
     if spec == EMBEDDED:
         return TableNetwork(coded, outputs), f"fully connected over {len(coded.sizes)} embeddings"
     file, _, factory = spec.rpartition(":")
     if file.endswith(".py"):
         given = {"num_features": dense.width, "categories": list(coded.sizes)}
-        return build_from_file(Path(file), factory, outputs, given), f"{factory} of {Path(file).name}"
+        return build_from_file(
+            Path(file), factory, outputs, given
+        ), f"{factory} of {Path(file).name}"
     raise unknown_name("model for tables", spec, ["mlp", EMBEDDED, "path/to/file.py:factory"])
 
 
 def read_by_first_layer(model: nn.Module, shape: RowShape, read: Tensor) -> Tensor | None:
-    """(n, width) rows, from what the first dense layer read: each code is that of the nearest embedding.
+    """(n, width) rows, from what the first dense layer read: each code is that of the nearest
+    embedding.
 
     None where the layer does not read the numbers and then the embeddings, in order.
     """
@@ -102,4 +122,7 @@ def read_by_first_layer(model: nn.Module, shape: RowShape, read: Tensor) -> Tens
 
 def first_dense(model: nn.Module) -> tuple[str, nn.Linear] | None:
     """The first dense layer, in the order of the model's modules."""
-    return next(((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)), None)
+    return next(
+        ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)),
+        None,
+    )

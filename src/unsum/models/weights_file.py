@@ -1,4 +1,5 @@
-"""A state dict out of a file into a model: everything must fit but the head, which a new task replaces."""
+"""A state dict out of a file into a model: everything must fit but the head, which a new task
+replaces."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ _SHOWN = 3  # names in an error
 
 
 def load_weights(model: nn.Module, path: Path) -> bool:
-    """Fill `model` from a `.safetensors`, `.pt` or `.npz` state dict in the model's own dtype; whether the head was filled too.
+    """Fill `model` from a `.safetensors`, `.pt` or `.npz` state dict in the model's own dtype;
+    whether the head was filled too.
 
-    A head that is missing or has another shape stays as it is in `model`, fresh. Nothing in the file is executed.
+    A head that is missing or has another shape stays as it is in `model`, fresh. Nothing in the
+    file is executed.
     """
     state, own = _state(model, path), model.state_dict()
     head = _head_prefix(model)
-    own_head, given_head = ({n for n in names if head is not None and n.startswith(head)} for names in (own, state))
+    own_head, given_head = (
+        {n for n in names if head is not None and n.startswith(head)} for names in (own, state)
+    )
     fits = own_head == given_head and all(_alike(own[name], state[name]) for name in own_head)
     left_out = set() if fits else own_head | given_head
     given = {name: tensor for name, tensor in state.items() if name not in left_out}
@@ -41,16 +46,21 @@ def head_rows(model: nn.Module, path: Path) -> int | None:
 
 
 def _state(model: nn.Module, path: Path) -> Mapping[str, Tensor]:
-    file, own = read_tensors(path, "weights", (".safetensors", ".pt", ".pth", ".npz")), model.state_dict()
+    file, own = (
+        read_tensors(path, "weights", (".safetensors", ".pt", ".pth", ".npz")),
+        model.state_dict(),
+    )
     if file.ordered and not file.tensors.keys() & own.keys() and len(file.tensors) == len(own):
-        return dict(zip(own, file.tensors.values(), strict=True))  # as Flower keeps them: an ordered list without names
+        # as Flower keeps them: an ordered list without names
+        return dict(zip(own, file.tensors.values(), strict=True))
     return file.tensors
 
 
 def _head_prefix(model: nn.Module) -> str | None:
     try:
         name, _ = find_head(model)
-    except UnsumError:  # the attacks will refuse this model themselves; its weights can be read all the same
+    except UnsumError:
+        # the attacks will refuse this model themselves; its weights can be read all the same
         return None
     return f"{name}." if name else ""
 
@@ -65,10 +75,16 @@ def _check(path: Path, given: Mapping[str, Tensor], expected: Mapping[str, Tenso
     foreign = [n for n in given if n not in expected]
     others = [n for n in given if n in expected and not _alike(expected[n], given[n])]
     shapes = [f"{n} {tuple(given[n].shape)} for {tuple(expected[n].shape)}" for n in others]
-    told = {"it lacks": lacking, "the model has no": foreign, "it has other shapes or types:": shapes}
+    told = {
+        "it lacks": lacking,
+        "the model has no": foreign,
+        "it has other shapes or types:": shapes,
+    }
     reasons = [f"{what} {_some(names)}" for what, names in told.items() if names]
     if reasons:
-        raise UnsumError(f"The weights in {path.name!r} do not fit the model: {'; '.join(reasons)}.")
+        raise UnsumError(
+            f"The weights in {path.name!r} do not fit the model: {'; '.join(reasons)}."
+        )
 
 
 def _some(names: Iterable[str]) -> str:

@@ -58,7 +58,9 @@ class Activation:
         # The slope turns positive once between −3 and 0. Rounding leaves some y below the minimum,
         # which are taken for it.
         bottom = bisect(self.slope, zero, zero - 3, zero, rising=True)
-        right = bisect(self.function, y, bottom, torch.maximum(y.abs() + 1, bottom + _FAR), rising=True)
+        right = bisect(
+            self.function, y, bottom, torch.maximum(y.abs() + 1, bottom + _FAR), rising=True
+        )
         left = bisect(self.function, y, bottom - _FAR, bottom, rising=False)
         return [right, torch.where(y < 0, left, right)]
 
@@ -74,7 +76,9 @@ def activation_of(module: nn.Module) -> Activation | None:
         approximate = module.approximate
         if approximate == "none":
             return GELU
-        return Activation("GELU", lambda z: nn.functional.gelu(z, approximate=approximate), "folded")
+        return Activation(
+            "GELU", lambda z: nn.functional.gelu(z, approximate=approximate), "folded"
+        )
     if isinstance(module, nn.ELU) and module.alpha > 0:
         return elu(module.alpha)
     plain: dict[type[nn.Module], Activation] = {
@@ -117,17 +121,23 @@ TANH = Activation(
     lambda y: y.clamp(_above(y, -1), -_above(y, -1)).atanh(),
     lambda z: 1 - torch.tanh(z).square(),
 )
-SIGMOID = Activation("Sigmoid", torch.sigmoid, "one-to-one", lambda y: torch.logit(y, eps=torch.finfo(y.dtype).eps))
+SIGMOID = Activation(
+    "Sigmoid", torch.sigmoid, "one-to-one", lambda y: torch.logit(y, eps=torch.finfo(y.dtype).eps)
+)
 SILU = Activation("SiLU", nn.functional.silu, "folded")
 GELU = Activation(
     "GELU",
     nn.functional.gelu,
     "folded",
-    derivative=lambda z: torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5,
+    derivative=lambda z: (
+        torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
+    ),
 )
 
 
-def bisect(function: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor, *, rising: bool) -> Tensor:
+def bisect(
+    function: Callable[[Tensor], Tensor], y: Tensor, low: Tensor, high: Tensor, *, rising: bool
+) -> Tensor:
     """The z between `low` and `high` where a function that rises (or falls) through y is y."""
     low, high = low.expand_as(y).clone(), high.expand_as(y).clone()
     for _ in range(_BISECTIONS):

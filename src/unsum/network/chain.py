@@ -71,14 +71,18 @@ class Step:
     def passed_down(self, delta: Tensor, shape: Shape) -> Tensor:
         """∂loss/∂x, in δ's precision, for inputs of `shape`: δ back through the weights."""
         if self.is_conv:
-            return conv2d_input(torch.Size((len(delta), *shape)), self.W.to(delta), delta, **self.geometry)
+            return conv2d_input(
+                torch.Size((len(delta), *shape)), self.W.to(delta), delta, **self.geometry
+            )
         if delta.dtype != torch.float64:
             return delta @ self.W.to(delta)
         return left_product(delta, self.W)[0]
 
     @property
     def geometry(self) -> dict[str, Any]:
-        return {name: getattr(self.module, name) for name in ("stride", "padding", "dilation", "groups")}
+        return {
+            name: getattr(self.module, name) for name in ("stride", "padding", "dilation", "groups")
+        }
 
     def output_shape(self, shape: Shape) -> Shape:
         """(channels, h', w') that a convolution makes of (channels, h, w)."""
@@ -119,7 +123,9 @@ def backward(steps: list[Step], written: list[Tensor], delta: Tensor) -> list[Te
     """δ at what every dense step writes, for δ at the logits."""
     passed = [delta]
     for i in range(len(steps) - 2, -1, -1):
-        passed.append(steps[i + 1].passed_down(passed[-1], ()) * steps[i].activation.slope(written[i]))
+        passed.append(
+            steps[i + 1].passed_down(passed[-1], ()) * steps[i].activation.slope(written[i])
+        )
     return passed[::-1]
 
 
@@ -165,7 +171,9 @@ def traced(model: nn.Module) -> fx.Graph:
         ) from None
 
 
-def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.device | str | None) -> Chain:
+def _walk(
+    model: nn.Module, graph: fx.Graph, update: Update, device: torch.device | str | None
+) -> Chain:
     node: Any = output_source(graph)
     steps: list[Step] = []
     activation: Activation | None = None
@@ -192,7 +200,9 @@ def _walk(model: nn.Module, graph: fx.Graph, update: Update, device: torch.devic
             break
         node = node.args[0] if node.args else None
     if not steps:
-        raise UnsumError(f"Nothing can be peeled: {stop}; peeling starts at a Linear that gives the logits.")
+        raise UnsumError(
+            f"Nothing can be peeled: {stop}; peeling starts at a Linear that gives the logits."
+        )
     if stop is None and activation is not IDENTITY:
         stop = "an activation stands before the first layer"
     if stop is None and changes_its_input(model):
@@ -221,8 +231,13 @@ def _weight_problem(name: str, layer: nn.Linear | nn.Conv2d, update: Update) -> 
         return f"{name!r} {changed}"
     if f"{name}.weight" not in update.gradients:
         return f"the update lacks the gradient of {name!r}"
-    if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
-        return f"the convolution {name!r} pads in a way that is not supported (padding_mode zeros and a number are)"
+    if isinstance(layer, nn.Conv2d) and (
+        layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+    ):
+        return (
+            f"the convolution {name!r} pads in a way that is not supported (padding_mode zeros and "
+            "a number are)"
+        )
     return None
 
 

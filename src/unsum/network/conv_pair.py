@@ -67,7 +67,13 @@ def _pair(model: nn.Module, node: fx.Node, update: Update) -> ConvPair | None:
     if below is not None and isinstance(module_at(model, below), NORMS) and len(below.users) == 1:
         below = read_by(model, below)
     first = None if below is None else conv_layer(model, below, update)
-    if below is None or first is None or len(below.users) > 1 or first.placewise or not _overlaps(first.conv):
+    if (
+        below is None
+        or first is None
+        or len(below.users) > 1
+        or first.placewise
+        or not _overlaps(first.conv)
+    ):
         return None
     if not second.placewise and not _overlaps(second.conv):
         return None

@@ -66,7 +66,9 @@ def _watched(model: nn.Module, names: list[str], call: Any, seed: int) -> _Seen:
     torch.manual_seed(seed)
     with ExitStack() as hooks:
         for name in dict.fromkeys(names):
-            hooks.enter_context(model.get_submodule(name).register_forward_pre_hook(partial(note, name=name)))
+            hooks.enter_context(
+                model.get_submodule(name).register_forward_pre_hook(partial(note, name=name))
+            )
         returned = main_tensor(call())
     return seen if returned is None else [*seen, ("", returned)]
 
@@ -75,4 +77,6 @@ def _alike(one: _Seen, other: _Seen, x: Tensor) -> bool:
     within = tolerance(x.dtype if x.is_floating_point() else torch.float32)
     names, tensors = zip(*one, strict=True)
     others, found = zip(*other, strict=True)
-    return names == others and agree([t.double() for t in tensors], [t.double() for t in found], within=within)
+    return names == others and agree(
+        [t.double() for t in tensors], [t.double() for t in found], within=within
+    )

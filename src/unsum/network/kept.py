@@ -43,7 +43,9 @@ def _state_of(module: nn.Module) -> Hashable:
         if name != "training" and (isinstance(value, plain) or callable(value))
     )
     hooks = tuple(id(hook) for name in HOOKS for hook in getattr(module, name, {}).values())
-    tensors = [t for held in (module._parameters, module._buffers) for t in held.values() if t is not None]
+    tensors = [
+        t for held in (module._parameters, module._buffers) for t in held.values() if t is not None
+    ]
     # whose buffers change in every pass of a client
     counters = isinstance(module, nn.modules.batchnorm._NormBase)
     small = tuple(version(t) for t in tensors if t.numel() <= _FEW and not counters)

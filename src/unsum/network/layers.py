@@ -30,8 +30,9 @@ _PASSING = (nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten)
 _SAME = 1e-5  # relative difference of two float32 passes that compute the same
 _ROUNDINGS = 64  # units in the last place that coarser types may differ by
 _REACH = 6.0  # entries of a probe for activations: beyond it the usual ones are straight
-# [of a probe's usual entries] sizes of the inputs that a layer is compared on. Clips, quantizers and
-# dead zones of subclasses show on some of them alone. Chosen by: arbitrary budget, three passes.
+# [of a probe's usual entries] sizes of the inputs that a layer is compared on. Clips, quantizers
+# and dead zones of subclasses show on some of them alone. Chosen by: arbitrary budget, three
+# passes.
 _SIZES = (1.0, 1e-3, 1e3)
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -87,27 +88,42 @@ def tolerance(dtype: torch.dtype) -> float:
 def _altered(layer: nn.Module) -> bool:
     """Whether something besides its class may have a part in what the layer computes."""
     hooked = any(getattr(layer, name, None) for name in HOOKS)
-    overridden = any(callable(value) for name, value in vars(layer).items() if not name.startswith("__"))
-    return hooked or overridden or any(parameter._backward_hooks for parameter in layer.parameters())
+    overridden = any(
+        callable(value) for name, value in vars(layer).items() if not name.startswith("__")
+    )
+    return (
+        hooked or overridden or any(parameter._backward_hooks for parameter in layer.parameters())
+    )
 
 
 def _departure(layer: nn.Module, kind: type[nn.Module]) -> str | None:
     own = type(layer).__name__
     if not issubclass(kind, _ACTIVATIONS) and "weight" not in layer._parameters:
-        return f"computes its weight anew in every pass ({own}), as weight_norm and parametrizations do"
+        return (
+            f"computes its weight anew in every pass ({own}), as weight_norm and parametrizations "
+            "do"
+        )
     altered = " with hooks" if type(layer) is kind else ""
     if _computes_alike(layer, _plain(layer, kind), kind):
         return None
-    return f"is a {own}{altered}, which does not compute what an nn.{kind.__name__.lstrip('_')} computes"
+    return (
+        f"is a {own}{altered}, which does not compute what an nn.{kind.__name__.lstrip('_')} "
+        "computes"
+    )
 
 
 def _plain(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
     """A layer of just that class, with the same weights, settings and buffers."""
     plain = kind.__new__(kind)
-    kept = {name: value for name, value in vars(layer).items() if name not in HOOKS and not callable(value)}
+    kept = {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in HOOKS and not callable(value)
+    }
     vars(plain).update(kept | {name: OrderedDict() for name in HOOKS})
     weights = {
-        name: None if p is None else nn.Parameter(p.detach(), p.requires_grad) for name, p in layer._parameters.items()
+        name: None if p is None else nn.Parameter(p.detach(), p.requires_grad)
+        for name, p in layer._parameters.items()
     }
     vars(plain)["_parameters"] = weights  # without the hooks of the parameters themselves
     return plain
@@ -135,14 +151,18 @@ def _passed(layer: nn.Module, x: Tensor) -> list[Tensor]:
     parameters.
     """
     x = x.clone().requires_grad_()
-    own = {name: p for name, p in layer._parameters.items() if p is not None and p.is_floating_point()}
+    own = {
+        name: p for name, p in layer._parameters.items() if p is not None and p.is_floating_point()
+    }
     flags = [(p, p.requires_grad) for p in own.values()]
     try:
         with torch.enable_grad():
             for p in own.values():
                 p.requires_grad_()
             written = layer(x)
-            weights = torch.randn(written.shape, generator=torch.Generator().manual_seed(1)).to(written)
+            weights = torch.randn(written.shape, generator=torch.Generator().manual_seed(1)).to(
+                written
+            )
             found = torch.autograd.grad((written * weights).sum(), [x, *own.values()])
     finally:
         for p, flag in flags:

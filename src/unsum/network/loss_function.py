@@ -30,7 +30,9 @@ def _alike(returned: Any, targets: Tensor) -> Tensor:
     output = main_tensor(returned)
     if output is None or output.numel() != targets.numel() or len(output) != len(targets):
         shapes = None if output is None else tuple(output.shape)
-        raise UnsumError(f"The model returns {shapes}, which does not fit targets of {tuple(targets.shape)}.")
+        raise UnsumError(
+            f"The model returns {shapes}, which does not fit targets of {tuple(targets.shape)}."
+        )
     return output.view_as(targets)
 
 

@@ -19,8 +19,9 @@ from unsum.gradients import quiet
 from unsum.network.layers import tolerance
 from unsum.network.passes import accepted_input, main_tensor, without_trace
 
-# [of logits] of the values that are put in the layer's place, row by row in turn. The first are bent
-# by soft caps, which usually are 30 or 50; the second meet clips. Chosen by: arbitrary budget, one pass.
+# [of logits] of the values that are put in the layer's place, row by row in turn. The first are
+# bent by soft caps, which usually are 30 or 50; the second meet clips. Chosen by: arbitrary budget,
+# one pass.
 _SPREADS = (20.0, 2000.0)
 
 
@@ -107,7 +108,10 @@ def _replaced(model: nn.Module, layer: nn.Module, x: Tensor, *, train: bool) -> 
         with without_trace(model, train=train), quiet(model, names), torch.enable_grad():
             returned = main_tensor(model(x))
     except Exception as error:  # the user's own forward
-        raised = f"the model raises {type(error).__name__} where other values are in its last layer's place"
+        raised = (
+            f"the model raises {type(error).__name__} where other values are in its last layer's "
+            "place"
+        )
         return OutputCheck(raised, failed=True)
     finally:
         hook.remove()
@@ -127,7 +131,10 @@ def _compared(put: list[Tensor], returned: Tensor | None) -> tuple[str, bool]:
     width = put[0].shape[-1]
     if returned.shape[-1] != width and width > 1:
         return (
-            f"the model's output has {returned.shape[-1]} numbers a sample, and its last layer writes {width}",
+            (
+                f"the model's output has {returned.shape[-1]} numbers a sample, and its last layer "
+                f"writes {width}"
+            ),
             False,
         )
     drawn, rows = (tensor.detach().reshape(-1, width).double() for tensor in (put[0], returned))
@@ -140,7 +147,10 @@ def _compared(put: list[Tensor], returned: Tensor | None) -> tuple[str, bool]:
     if width > 1 and bool((_centered(apart).abs().amax(1) <= sizes).all()):
         return "", True
     return (
-        "the model's output is not what its last layer writes: something scales, adds to or bends it",
+        (
+            "the model's output is not what its last layer writes: something scales, adds to or "
+            "bends it"
+        ),
         False,
     )
 

@@ -57,24 +57,31 @@ class Blocks:
     stop: str  # why not further down than the first of `below`
 
 
-def find_blocks(model: nn.Module, update: Update, scale: float, size: int, known: str | None) -> Blocks:
+def find_blocks(
+    model: nn.Module, update: Update, scale: float, size: int, known: str | None
+) -> Blocks:
     """Blocks around `known`, the block whose input is known.
 
     None where the head reads the last block's output as it is.
     """
     names = block_names(model)
     if not names:
-        raise UnsumError("The model has no residual blocks of convolutions with BatchNorm, so none can be undone.")
+        raise UnsumError(
+            "The model has no residual blocks of convolutions with BatchNorm, so none can be "
+            "undone."
+        )
     if known is not None and known not in names:
         raise UnsumError(
-            f"{known!r} is no residual block; what is known must be the input of one of {', '.join(names)}."
+            f"{known!r} is no residual block; what is known must be the input of one of "
+            f"{', '.join(names)}."
         )
     seen, features = _watched(model, names, size)
     first = names.index(known) if known is not None else len(names)
     above = [_believed(model, update, scale, name, seen) for name in names[first:]]
     if any(block is None for block in above) or not _linked(names[first:], seen):
         raise UnsumError(
-            f"Between {known!r} and the head stands more than residual blocks, so its gradient is not known."
+            f"Between {known!r} and the head stands more than residual blocks, so its gradient is "
+            "not known."
         )
     below: list[Block] = []
     stop = "the first residual block is reached"
@@ -97,8 +104,8 @@ def find_blocks(model: nn.Module, update: Update, scale: float, size: int, known
         after = seen[name][0]
     if not below and known is None:
         raise UnsumError(
-            "The head does not read the maps of a residual block as they are (global pooling, say), "
-            "so none can be undone."
+            "The head does not read the maps of a residual block as they are (global pooling, "
+            "say), so none can be undone."
         )
     return Blocks(below, [block for block in above if block is not None], stop)
 
@@ -107,11 +114,14 @@ def block_names(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if all(hasattr(module, part) for part in _PARTS) and any(hasattr(module, part) for part in _SHORTCUTS)
+        if all(hasattr(module, part) for part in _PARTS)
+        and any(hasattr(module, part) for part in _SHORTCUTS)
     ]
 
 
-def gradient_above(model: nn.Module, last: str, out: Tensor, targets: Tensor, size: int, *, mean: bool) -> Tensor:
+def gradient_above(
+    model: nn.Module, last: str, out: Tensor, targets: Tensor, size: int, *, mean: bool
+) -> Tensor:
     """∂loss/∂out for cross-entropy, in float64, at the output `out` (B, C, h, w) of block `last`.
 
     The layers below run on empty pictures, and the output of `last` is replaced.
@@ -184,7 +194,9 @@ def _block(model: nn.Module, update: Update, scale: float, name: str, entering: 
     return Block(name, units, shortcut, entering.shape)
 
 
-def _watched(model: nn.Module, names: list[str], size: int) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
+def _watched(
+    model: nn.Module, names: list[str], size: int
+) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
     """Inputs and outputs of the blocks, and what reaches the head, for one picture in eval mode."""
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 

@@ -49,7 +49,9 @@ def picture_shape(step: Step, flattens: bool, shape: Shape | None) -> tuple[Shap
     return (n,), [f"Inputs are given as {n} numbers: {flat}"]
 
 
-def shapes_read(model: nn.Module, layers: Iterable[nn.Module], shape: Shape) -> dict[nn.Module, Shape]:
+def shapes_read(
+    model: nn.Module, layers: Iterable[nn.Module], shape: Shape
+) -> dict[nn.Module, Shape]:
     """The shape of what each layer reads of one input of `shape`.
 
     No statistics are touched, and a batch of one is allowed.
@@ -84,7 +86,9 @@ def _guessed(chain: Chain) -> list[Shape]:
     sizes = {side: _sizes(chain, side) for side in range(1, _LARGEST_SIDE + 1)}
     fits = {side: shapes for side, shapes in sizes.items() if shapes}
     if not fits:
-        raise UnsumError("No square picture fits the model's layers; say shape=(channels, height, width).")
+        raise UnsumError(
+            "No square picture fits the model's layers; say shape=(channels, height, width)."
+        )
     return fits[max(fits, key=lambda s: (s & (s - 1) == 0, s % 2 == 0, s))]
 
 

@@ -52,7 +52,8 @@ class Unit:
         normed = isinstance(bn, nn.BatchNorm2d) and bn.affine and bn.running_var is not None
         if not plain or not normed:
             raise UnsumError(
-                f"{convolution!r} and {norm!r} are not a plain convolution with a BatchNorm, so they cannot be undone."
+                f"{convolution!r} and {norm!r} are not a plain convolution with a BatchNorm, so "
+                "they cannot be undone."
             )
         for name, part in ((convolution, layer), (norm, bn)):
             if (changed := departure(part)) is not None:
@@ -64,18 +65,26 @@ class Unit:
         square = len({*layer.kernel_size}) == len({*layer.stride}) == 1 and layer.dilation == (1, 1)
         padding = layer.padding[0] if isinstance(layer.padding, tuple) else -1
         if not square or padding != layer.kernel_size[0] // 2 or layer.padding_mode != "zeros":
-            raise UnsumError(f"{convolution!r} has an unusual kernel, dilation or padding, so it cannot be undone.")
+            raise UnsumError(
+                f"{convolution!r} has an unusual kernel, dilation or padding, so it cannot be "
+                "undone."
+            )
 
         def sent(name: str) -> Tensor:
             if name not in update.gradients:
-                raise UnsumError(f"The update holds no gradient of {name!r}, so {convolution!r} cannot be undone.")
+                raise UnsumError(
+                    f"The update holds no gradient of {name!r}, so {convolution!r} cannot be "
+                    "undone."
+                )
             return update.gradients[name].to(layer.weight.device).double() / scale
 
         own = (layer.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var)
         W, gamma, beta, mean, variance = (tensor.detach().double() for tensor in own)
         gradients = sent(f"{convolution}.weight"), sent(f"{norm}.weight"), sent(f"{norm}.bias")
         stride, trains = layer.stride[0], bn.training
-        return Unit(convolution, W, gamma, beta, mean, variance, *gradients, bn.eps, stride, padding, trains)
+        return Unit(
+            convolution, W, gamma, beta, mean, variance, *gradients, bn.eps, stride, padding, trains
+        )
 
     @property
     def divisor(self) -> Tensor:

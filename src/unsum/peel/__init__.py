@@ -44,29 +44,43 @@ def peel(
     seed: int = 0,
     **options: Any,
 ) -> Peeled:
-    """Every sample's input out of the gradients of all layers, as far down as the architecture allows.
+    """Every sample's input out of the gradients of all layers, as far down as the architecture
+    allows.
 
-    A dense layer's gradient is ∇W = δᵀ X: with δ (B, out) known from the layer above, X (B, in) is its least-squares solution.
+    A dense layer's gradient is ∇W = δᵀ X: with δ (B, out) known from the layer above, X (B, in) is
+    its least-squares solution.
 
     Args:
-        model, update: as in `separate`. The mode (train or eval) that `model` is in is taken for the client's.
+        model, update: as in `separate`. The mode (train or eval) that `model` is in is taken for
+            the client's.
         leak: the separation to continue; by default the exact solver's, made here.
-        method: a name from `unsum list`; `auto` takes R-GAP for models with a single logit and `layers` for all others.
-        shape: the shape of one input, (channels, height, width), where the attacker knows it. Otherwise the layers must tell:
-            a convolution's input is taken for a square, and what the model flattens itself for a square picture.
+        method: a name from `unsum list`; `auto` takes R-GAP for models with a single logit and
+            `layers` for all others.
+        shape: the shape of one input, (channels, height, width), where the attacker knows it.
+            Otherwise the layers must tell: a convolution's input is taken for a square, and what
+            the model flattens itself for a square picture.
         seed: fixes every random choice.
         options: the method's own.
 
     Returns:
-        A `Peeled` in the leak's order: (B, …) raw inputs of the model, with a certificate per sample and figures per layer.
+        A `Peeled` in the leak's order: (B, …) raw inputs of the model, with a certificate per
+        sample and figures per layer.
 
     Examples:
         >>> import torch, unsum
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.Tanh(), torch.nn.Linear(64, 20))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(12, 64), torch.nn.Tanh(), torch.nn.Linear(64, 20)
+        ... )
         >>> inputs, labels = torch.randn(3, 12), torch.tensor([4, 4, 1])
         >>> peeled = unsum.peel(model, unsum.capture(model, inputs, labels))
-        >>> bool(torch.cdist(inputs.double(), peeled.inputs.double()).min(dim=1).values.max() < 1e-3), peeled.exact
+        >>> (
+        ...     bool(
+        ...         torch.cdist(inputs.double(), peeled.inputs.double()).min(dim=1).values.max()
+        ...         < 1e-3
+        ...     ),
+        ...     peeled.exact,
+        ... )
         (True, tensor([True, True, True]))
     """
     if leak is not None and not isinstance(leak, Leak):
@@ -81,21 +95,28 @@ def peel(
         chain = find_chain(model, update)
         method = "rgap" if chain.steps[-1].W.shape[0] == 1 else "layers"
     peeler = cast("Callable[..., Peeled]", PEELERS[method])
-    check_options(method, cast("Callable[..., Any]", peeler), (name for name in options if name != "shape"))
+    check_options(
+        method, cast("Callable[..., Any]", peeler), (name for name in options if name != "shape")
+    )
     start = time.perf_counter()
     if leak is None and method == "layers":
         leak = answered(model, update, seed=seed)
     peeled = peeler(model, update, leak, shape=shape, seed=seed, **options)
     doubts = doubt_network(Head.of(model, update), method, "cross-entropy")
     if doubts:
-        peeled = replace(peeled, exact=grant_each(peeled.errors, above=False), notes=[*doubts, *peeled.notes])
+        peeled = replace(
+            peeled, exact=grant_each(peeled.errors, above=False), notes=[*doubts, *peeled.notes]
+        )
     return replace(peeled, seconds=time.perf_counter() - start)
 
 
 def obstacle(model: nn.Module, update: Update) -> str | None:
-    """Why the model's own input cannot be peeled, or None where every layer can be undone; of the update only its names count."""
+    """Why the model's own input cannot be peeled, or None where every layer can be undone; of the
+    update only its names count."""
     names = tuple(update.gradients)
-    return once("obstacle", (model,), lambda: _obstacle(model, update), names, model.training, of_model=True)
+    return once(
+        "obstacle", (model,), lambda: _obstacle(model, update), names, model.training, of_model=True
+    )
 
 
 def _obstacle(model: nn.Module, update: Update) -> str | None:

@@ -1,16 +1,20 @@
-"""One convolution: every sample's input out of known outputs and the batch's summed weight gradient.
+"""One convolution: every sample's input out of known outputs and the batch's summed weight
+gradient.
 
 For z = W ∗ x + b two kinds of equations are linear in the inputs x of the whole batch:
 
-    W ∗ x_i = z_i − b            for every sample i, wherever z is known (all of it for one-to-one activations, z > 0 for ReLU)
-    Σ_i corr(δ_i, x_i) = ∇W      once for the batch; corr is the correlation that gives a convolution's weight gradient.
+    W ∗ x_i = z_i − b            for every sample i, wherever z is known (all of it for one-to-one
+                                 activations, z > 0 for ReLU)
+    Σ_i corr(δ_i, x_i) = ∇W      once for the batch; corr is the correlation that gives a
+                                 convolution's weight gradient.
 
-Where a slope is small, z is known the less: an equation counts with the slope of its activation, relative to the steepest.
-Padding adds no unknowns: zeros outside the picture are part of both maps. R-GAP is the case of one sample. With B samples
-the second kind counts once, so that a layer may determine one input but not sixteen. Whether it does is asked before
-solving: first by counting, then by a rehearsal. A random input v is put in, its equations are disturbed by the errors that
-z and δ are expected to have, and solved: what comes back instead of v shows what noise does and what nothing determines
-(for a random v, the lost share of its energy is the share of lost dimensions).
+Where a slope is small, z is known the less: an equation counts with the slope of its activation,
+relative to the steepest. Padding adds no unknowns: zeros outside the picture are part of both maps.
+R-GAP is the case of one sample. With B samples the second kind counts once, so that a layer may
+determine one input but not sixteen. Whether it does is asked before solving: first by counting,
+then by a rehearsal. A random input v is put in, its equations are disturbed by the errors that z
+and δ are expected to have, and solved: what comes back instead of v shows what noise does and what
+nothing determines (for a random v, the lost share of its energy is the share of lost dimensions).
 
 Conjugate gradients on convolutions and transposed convolutions start from zero, so they end at the
 smallest of all inputs that fit.
@@ -41,7 +45,8 @@ _LOST = 1e-2  # share of the rehearsal's energy that speaks of lost dimensions r
 
 @dataclass(frozen=True)
 class ConvSystem:
-    """The equations of one layer for a batch: `known` (B, …) weights the outputs, 0 where z is unknown."""
+    """The equations of one layer for a batch: `known` (B, …) weights the outputs, 0 where z is
+    unknown."""
 
     step: Step
     delta: Tensor  # (B, out, h', w')
@@ -51,7 +56,9 @@ class ConvSystem:
     weight_g: float
 
     @classmethod
-    def of(cls, step: Step, delta: Tensor, z: Tensor, known: Tensor, shape: torch.Size) -> ConvSystem:
+    def of(
+        cls, step: Step, delta: Tensor, z: Tensor, known: Tensor, shape: torch.Size
+    ) -> ConvSystem:
         """Both kinds of equation are made relative to the size of their right side."""
         size_z = float((z * known).norm()) / max(float((known > 0).sum()), 1.0) ** 0.5
         size_g = float(step.grad_W.double().norm()) / step.grad_W.numel() ** 0.5
@@ -77,14 +84,17 @@ class ConvSystem:
         outputs = self.weight_z * r[:split].view(self.delta.shape) * self.known
         gradient = self.weight_g * r[split:].view(W.shape)
         back: Tensor = conv2d_input(self.shape, W, outputs, **geometry)
-        # Σ_i ⟨corr(δ_i, x_i), V⟩ = Σ_i ⟨δ_i, V ∗ x_i⟩, so its transpose carries δ back through V as if V were the weights.
+        # Σ_i ⟨corr(δ_i, x_i), V⟩ = Σ_i ⟨δ_i, V ∗ x_i⟩, so its transpose carries δ back through V as
+        # if V were the weights.
         both: Tensor = back + conv2d_input(self.shape, gradient, self.delta, **geometry)
         return both.flatten()
 
     def right_side(self, z: Tensor) -> Tensor:
         b = 0.0 if self.step.b is None else self.step.b.double()[:, None, None]
         outputs = (z - b) * self.known
-        return torch.cat([self.weight_z * outputs.flatten(), self.weight_g * self.step.grad_W.double().flatten()])
+        return torch.cat(
+            [self.weight_z * outputs.flatten(), self.weight_g * self.step.grad_W.double().flatten()]
+        )
 
     def solve(self, right: Tensor) -> tuple[Tensor, float]:
         """x (B, in, h, w), and the relative residual."""
@@ -97,7 +107,8 @@ class ConvSystem:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the equations can be expected to give: relative errors (B,), and dimensions that nothing determines."""
+    """What the equations can be expected to give: relative errors (B,), and dimensions that nothing
+    determines."""
 
     errors: Tensor
     deficiency: int
@@ -120,13 +131,17 @@ def rehearse(system: ConvSystem, noise: float, seed: int) -> Rehearsal:
     errors = (found - v).flatten(1).norm(dim=1) / v.flatten(1).norm(dim=1)
     if float(errors.max()) < _LOST:
         return Rehearsal(errors, 0)
-    clean, _ = system.solve(system.apply(v))  # is it noise, or are there directions that the equations do not see?
+    # is it noise, or are there directions that the equations do not see?
+    clean, _ = system.solve(system.apply(v))
     share = float((clean - v).square().sum() / v.square().sum())
     return Rehearsal(errors, round(share * system.unknowns))
 
 
-def known_outputs(activation: Activation, y: Tensor, errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """z, its weights as equations, and the slopes a′(z), from y = a(z) known to relative `errors` (B,)."""
+def known_outputs(
+    activation: Activation, y: Tensor, errors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """z, its weights as equations, and the slopes a′(z), from y = a(z) known to relative `errors`
+    (B,)."""
     if activation.family == "relu":
         cut = open_range(y.flatten(1), errors)[1].view(-1, *[1] * (y.ndim - 1))
         on = (y > cut).to(y)
@@ -139,7 +154,8 @@ def known_outputs(activation: Activation, y: Tensor, errors: Tensor) -> tuple[Te
 def peel_conv(
     step: Step, y: Tensor, passed: Tensor, errors: Tensor, shape: Shape, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, PeeledLayer]:
-    """x (B, in, h, w), δ of this layer, predicted errors (B,) and the layer's report; `passed` is ∂loss/∂y."""
+    """x (B, in, h, w), δ of this layer, predicted errors (B,) and the layer's report; `passed` is
+    ∂loss/∂y."""
     z, known, slope = known_outputs(step.activation, y, errors)
     delta = passed * slope
     system = ConvSystem.of(step, delta, z, known, torch.Size((len(y), *shape)))
@@ -151,6 +167,11 @@ def peel_conv(
     else:
         predicted = _SAFETY * rehearsal.errors * max(1.0, residual / noise)
     layer = PeeledLayer(
-        step.name, float(predicted.max()), residual, system.unknowns, system.equations, rehearsal.deficiency
+        step.name,
+        float(predicted.max()),
+        residual,
+        system.unknowns,
+        system.equations,
+        rehearsal.deficiency,
     )
     return x, delta, predicted, layer

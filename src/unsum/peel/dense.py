@@ -1,31 +1,37 @@
-"""Fully connected layers, peeled from the head downwards for the whole batch at once: every sample's input, and how sure that is.
+"""Fully connected layers, peeled from the head downwards for the whole batch at once: every
+sample's input, and how sure that is.
 
-The separator gives every sample's features x_{L−1} and δ_L = s (P − Y)/B, s the gradient's scale. Layer after layer
+The separator gives every sample's features x_{L−1} and δ_L = s (P − Y)/B, s the gradient's scale.
+Layer after layer
 
-    δ_l = (δ_{l+1} W_{l+1}) ∘ a′_l(z_l),      x_{l−1} = lstsq(δ_lᵀ, ∇W_l)      until x_0, the model's input.
+    δ_l = (δ_{l+1} W_{l+1}) ∘ a′_l(z_l),      x_{l−1} = lstsq(δ_lᵀ, ∇W_l)
 
-For z = W x + b with δ = ∂loss/∂z (B×n, one row per sample) the server holds ∇W = δᵀ X (n×D) and ∇b = δᵀ 1. Once δ is known,
+until x_0, the model's input.
+
+For z = W x + b with δ = ∂loss/∂z (B×n, one row per sample) the server holds ∇W = δᵀ X (n×D) and ∇b
+= δᵀ 1. Once δ is known,
 
     X = lstsq(δᵀ, ∇W)      exact while rank δ = B,
 
-and every column of ∇W is one regression with n equations for B unknowns, all of the same design δᵀ. So its textbook
-standard error holds: the residual R = ∇W − δᵀ X estimates the noise (rounding, a defense, an error of δ itself), and sample
-i is off by about
+and every column of ∇W is one regression with n equations for B unknowns, all of the same design δᵀ.
+So its textbook standard error holds: the residual R = ∇W − δᵀ X estimates the noise (rounding, a
+defense, an error of δ itself), and sample i is off by about
 
     ‖row i of pinv(δᵀ)‖ · ‖R‖ / √(n′ − B),      n′ = units that are active for any sample.
 
-That is what noise does. A residual beyond the gradient's own rounding is no noise but a wrong δ somewhere (one ReLU taken
-for on, say), which may point anywhere; the worst case is then without the root.
+That is what noise does. A residual beyond the gradient's own rounding is no noise but a wrong δ
+somewhere (one ReLU taken for on, say), which may point anywhere; the worst case is then without the
+root.
 
-δ comes from the layer above, δ = (δ₊ W₊) ∘ a′(z), where y = a(z) is known but a′ may not be: ReLU near 0 within y's error,
-GELU and SiLU wherever y < 0. Decide with what is certain: ∇W = U A has the column space of δᵀ, so every sample's row of δ
-is a combination of the columns of U. The certain units determine that combination; it predicts the others, and the nearer
-candidate is taken.
+δ comes from the layer above, δ = (δ₊ W₊) ∘ a′(z), where y = a(z) is known but a′ may not be: ReLU
+near 0 within y's error, GELU and SiLU wherever y < 0. Decide with what is certain: ∇W = U A has the
+column space of δᵀ, so every sample's row of δ is a combination of the columns of U. The certain
+units determine that combination; it predicts the others, and the nearer candidate is taken.
 
-Errors are followed by simulation: a few copies of the answer, disturbed by as much as the separator's certificate allows,
-go the same way down; each layer adds the standard error of its own regression. How far the copies scatter is the predicted
-error. What must be scattered at a layer lives in the B-dimensional row space of ∇W_l, so that the copies cost next to
-nothing.
+Errors are followed by simulation: a few copies of the answer, disturbed by as much as the
+separator's certificate allows, go the same way down; each layer adds the standard error of its own
+regression. How far the copies scatter is the predicted error. What must be scattered at a layer
+lives in the B-dimensional row space of ∇W_l, so that the copies cost next to nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +51,8 @@ from unsum.peel.method import PeeledLayer
 
 _CUT = 20.0  # predicted errors of y within which a ReLU's state is left open
 _RARE = 0.01  # expected number of misjudged units below which the threshold alone may decide
-# A prediction nearer than this share of the candidates' distance decides; beyond it the choice is ambiguous.
+# A prediction nearer than this share of the candidates' distance decides; beyond it the choice is
+# ambiguous.
 _CLEAR = 0.2
 SMALL = 1 << 20  # entries up to which a second pass over ∇W, or its singular values, cost nothing
 SPARE = 4  # equations left over without which a residual proves nothing
@@ -68,7 +75,11 @@ def solve_dense(step: Step, delta: Tensor) -> DenseSolution:
     B, n = delta.shape
     Q, R = torch.linalg.qr(delta.T)
     singular_values = torch.linalg.svdvals(R)
-    rank = int((singular_values > 1e-12 * max(n, B) * singular_values[0]).sum()) if float(delta.abs().max()) > 0 else 0
+    rank = (
+        int((singular_values > 1e-12 * max(n, B) * singular_values[0]).sum())
+        if float(delta.abs().max()) > 0
+        else 0
+    )
     inverse = torch.linalg.pinv(R) if rank < B else torch.linalg.inv(R)
     mixed, squares = left_product(Q.T, step.grad_W)
     X: Tensor = inverse @ mixed
@@ -96,7 +107,9 @@ def standard_errors(
     return errors + torch.finfo(dtype).eps if spare >= SPARE else torch.full_like(errors, torch.inf)
 
 
-def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tuple[Tensor, Note | None]:
+def resolve_slopes(
+    y: Tensor, errors: Tensor, above: Tensor, step: Step
+) -> tuple[Tensor, Note | None]:
     """a′(z) (B, n) from y = a(z) known to relative `errors` (B,) and `above` = δ₊ W₊.
 
     With a remark where some stay ambiguous.
@@ -117,17 +130,23 @@ def resolve_slopes(y: Tensor, errors: Tensor, above: Tensor, step: Step) -> tupl
     if not bool(doubtful.any()):
         return slopes, None
     open_slopes = f"{int(doubtful.sum())} of {doubtful.numel()} slopes of the activation"
-    return slopes, Note(f"{open_slopes} after {step.name!r} stay ambiguous at this precision.", Code.OPEN_SLOPES)
+    return slopes, Note(
+        f"{open_slopes} after {step.name!r} stay ambiguous at this precision.", Code.OPEN_SLOPES
+    )
 
 
 def open_range(y: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 1) each: the size of y's entries, and how near to 0 one must be for its sign to be open."""
+    """(B, 1) each: the size of y's entries, and how near to 0 one must be for its sign to be
+    open."""
     scale = y.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
     return scale, (_CUT * errors[:, None]).clamp(1e-12, 1.0) * scale
 
 
-def decide(U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain: Tensor) -> tuple[Tensor, Tensor]:
-    """Slopes (B, n): the second candidate where `certain`, else what the columns U (n, B) agree with; and where neither."""
+def decide(
+    U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Slopes (B, n): the second candidate where `certain`, else what the columns U (n, B) agree
+    with; and where neither."""
     first, second = candidates
     slopes, weight = second, certain.to(above)
     doubtful = torch.zeros_like(certain)
@@ -140,13 +159,18 @@ def decide(U: Tensor, above: Tensor, candidates: tuple[Tensor, Tensor], certain:
         predicted = combination[:, :, 0] @ U.T
         to_first, to_second = (predicted - low).abs(), (predicted - high).abs()
         slopes = torch.where(~certain & (to_first < to_second), first, second)
-        doubtful = ~certain & (gap > 1e-9 * above.abs().amax()) & (torch.minimum(to_first, to_second) > _CLEAR * gap)
+        doubtful = (
+            ~certain
+            & (gap > 1e-9 * above.abs().amax())
+            & (torch.minimum(to_first, to_second) > _CLEAR * gap)
+        )
         weight = (~doubtful).to(above)
     return slopes, doubtful
 
 
 def column_space(grad_W: Tensor, rank: int) -> Tensor:
-    """(n, rank) an orthonormal basis of the leading column space, by a randomized range finder with one power step."""
+    """(n, rank) an orthonormal basis of the leading column space, by a randomized range finder with
+    one power step."""
     generator = torch.Generator(device=grad_W.device).manual_seed(0)
     n, D = grad_W.shape
     width = min(rank + 8, n, D)
@@ -161,7 +185,8 @@ def column_space(grad_W: Tensor, rank: int) -> Tensor:
 class Front:
     """How far peeling has come: the deepest known x with what is needed to go on.
 
-    `delta` is ∂loss/∂z of the layer above x; `copies` and `copy_deltas` (DRAWS, B, …) are the disturbed answers.
+    `delta` is ∂loss/∂z of the layer above x; `copies` and `copy_deltas` (DRAWS, B, …) are the
+    disturbed answers.
     """
 
     x: Tensor  # (B, n)
@@ -188,11 +213,15 @@ def front_at_head(leak: Leak, head: Step, reduction: str, seed: int) -> Front:
     copies = F + noise @ basis
     copy_logits = copies @ head.W.double().T + (0.0 if head.b is None else head.b.double())
     factor, Y = head_factor(leak, reduction), leak.targets.to(F)
-    delta, copy_deltas = (factor * (logits.softmax(-1) - Y) for logits in (leak.logits.to(F), copy_logits))
+    delta, copy_deltas = (
+        factor * (logits.softmax(-1) - Y) for logits in (leak.logits.to(F), copy_logits)
+    )
     return Front(F, delta, torch.full_like(F[:, 0], error), copies, copy_deltas)
 
 
-def peel_dense(front: Front, above: Step, step: Step, seed: int) -> tuple[Front, PeeledLayer, list[str]]:
+def peel_dense(
+    front: Front, above: Step, step: Step, seed: int
+) -> tuple[Front, PeeledLayer, list[str]]:
     """One layer further down: `front.x` is what `step` puts out and `above` takes in."""
     B = len(front.x)
     W = above.W.double()
@@ -210,17 +239,26 @@ def peel_dense(front: Front, above: Step, step: Step, seed: int) -> tuple[Front,
     notes: list[str] = [] if remark is None else [remark]
     if deficiency:
         notes.append(
-            f"The layer {step.name!r} does not determine its input: {B} samples leave only {solution.rank} independent "
-            f"gradients there, {deficiency} too few; the answer of smallest norm is returned."
+            f"The layer {step.name!r} does not determine its input: {B} samples leave only "
+            f"{solution.rank} independent gradients there, {deficiency} too few; the answer of "
+            "smallest norm is returned."
         )
     layer = PeeledLayer(
-        step.name, float(errors.max()), solution.residual, B * step.grad_W.shape[1], step.grad_W.numel(), deficiency
+        step.name,
+        float(errors.max()),
+        solution.residual,
+        B * step.grad_W.shape[1],
+        step.grad_W.numel(),
+        deficiency,
     )
     return Front(solution.X, delta, errors, copies, copy_deltas), layer, notes
 
 
-def _follow(delta: Tensor, X: Tensor, own_errors: Tensor, copy_deltas: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The disturbed copies' X (DRAWS, B, D), and how far they scatter from X, relative to its rows (B,).
+def _follow(
+    delta: Tensor, X: Tensor, own_errors: Tensor, copy_deltas: Tensor, seed: int
+) -> tuple[Tensor, Tensor]:
+    """The disturbed copies' X (DRAWS, B, D), and how far they scatter from X, relative to its rows
+    (B,).
 
     A copy solves δ_cᵀ X_c = ∇W; ∇W is δᵀ X but for the noise, which `own_errors` accounts for.
     """

@@ -1,4 +1,5 @@
-"""What a peeler is, and what it answers: the inputs of a batch, layer by layer, with a certificate for each layer."""
+"""What a peeler is, and what it answers: the inputs of a batch, layer by layer, with a certificate
+for each layer."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class PeeledLayer:
     residual: float  # share of the layer's equations that the answer leaves unexplained
     unknowns: int = 0  # per batch
     equations: int = 0
-    deficiency: int = 0  # unknowns that nothing determines; the answer has the smallest norm among those that fit
+    # unknowns that nothing determines; the answer has the smallest norm among those that fit
+    deficiency: int = 0
 
     @property
     def determined(self) -> bool:
@@ -40,14 +42,17 @@ class PeeledLayer:
 class Peeled:
     """Every sample's input, in the order of the leak that it continues.
 
-    `inputs` are raw inputs of the model (whatever normalization the client applied is still in them), or, where `complete`
-    is false, of the layer that peeling stopped at (`layers[-1]`). `errors` predicts each input's relative error, infinite where
-    nothing determines it; `exact` is the certificate, sample by sample, granted by `certify.claim` alone.
+    `inputs` are raw inputs of the model (whatever normalization the client applied is still in
+    them), or, where `complete` is false, of the layer that peeling stopped at (`layers[-1]`).
+    `errors` predicts each input's relative error, infinite where nothing determines it; `exact` is
+    the certificate, sample by sample, granted by `certify.claim` alone.
 
     Examples:
         >>> import torch, unsum
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.Tanh(), torch.nn.Linear(64, 20))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(12, 64), torch.nn.Tanh(), torch.nn.Linear(64, 20)
+        ... )
         >>> inputs, labels = torch.randn(3, 12), torch.tensor([4, 4, 1])
         >>> peeled = unsum.peel(model, unsum.capture(model, inputs, labels))
         >>> peeled.inputs.shape, peeled.complete, [layer.name for layer in peeled.layers]
@@ -62,14 +67,25 @@ class Peeled:
     layers: list[PeeledLayer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    inner: dict[str, Tensor] = field(default_factory=dict)  # convolution → (B, C, h, w) what it read, on the way down
-    partly: dict[str, Tensor] = field(default_factory=dict)  # the same, NaN where nothing tells an entry
+    # convolution → (B, C, h, w) what it read, on the way down
+    inner: dict[str, Tensor] = field(default_factory=dict)
+    # the same, NaN where nothing tells an entry
+    partly: dict[str, Tensor] = field(default_factory=dict)
     hint: MapHint | None = None  # of the maps at which it ended for want of equations
 
     def __repr__(self) -> str:
-        where = "inputs" if self.complete else f"inputs of {self.layers[-1].name!r}" if self.layers else "features"
+        where = (
+            "inputs"
+            if self.complete
+            else f"inputs of {self.layers[-1].name!r}"
+            if self.layers
+            else "features"
+        )
         shape = "×".join(map(str, self.inputs.shape[1:]))
-        return f"Peeled({self.method}: {where} {shape}, {int(self.exact.sum())} of {len(self.exact)} exact)"
+        return (
+            f"Peeled({self.method}: {where} {shape}, {int(self.exact.sum())} of {len(self.exact)} "
+            "exact)"
+        )
 
 
 def check_leak(model: nn.Module, leak: Leak) -> None:
@@ -93,11 +109,15 @@ def checked_shape(shape: object) -> Shape | None:
     sizes = tuple(shape) if isinstance(shape, Sequence) else ()
     if sizes and all(isinstance(size, int) and size > 0 for size in sizes):
         return sizes
-    raise UnsumError(f"shape= is that of one input, (channels, height, width) for a picture, but {shape!r} was given.")
+    raise UnsumError(
+        f"shape= is that of one input, (channels, height, width) for a picture, but {shape!r} was "
+        "given."
+    )
 
 
 class Peeler(Protocol):
-    """Takes the model, the update and, where it continues a separation, its leak; `shape` is one input's shape if known.
+    """Takes the model, the update and, where it continues a separation, its leak; `shape` is one
+    input's shape if known.
 
     Further keyword-only arguments with defaults are the method's options.
     """

@@ -1,12 +1,14 @@
-"""Phong's ratio at the first layer: one sample's input is any row of that layer's weight gradient over its bias gradient.
+"""Phong's ratio at the first layer: one sample's input is any row of that layer's weight gradient
+over its bias gradient.
 
-For B = 1 the first Linear has ∇W_i = δ_i x and ∇b_i = δ_i, so x = ∇W_i / ∇b_i for every unit i with δ_i ≠ 0; the unit of
-the largest |∇b_i| is the most precise. Nothing above the first layer is needed, nor the labels. For B > 1 it is a mean with
-unknown weights.
+For B = 1 the first Linear has ∇W_i = δ_i x and ∇b_i = δ_i, so x = ∇W_i / ∇b_i for every unit i with
+δ_i ≠ 0; the unit of the largest |∇b_i| is the most precise. Nothing above the first layer is
+needed, nor the labels. For B > 1 it is a mean with unknown weights.
 
-**Was it one sample?** A mean explains ∇W as well wherever all samples have proportional δ: with two classes, say, and the same
-ReLUs on. So the claim needs more than a gradient of rank one: the batch size, or a model that would have shown two samples. It
-is asked (`_Model.doubt`): x must send the δ that was received, and two samples x ± d must send others.
+**Was it one sample?** A mean explains ∇W as well wherever all samples have proportional δ: with two
+classes, say, and the same ReLUs on. So the claim needs more than a gradient of rank one: the batch
+size, or a model that would have shown two samples. It is asked (`_Model.doubt`): x must send the δ
+that was received, and two samples x ± d must send others.
 """
 
 from __future__ import annotations
@@ -36,11 +38,16 @@ _REPLAYED = 1e-3  # relative difference of δ that the model's own float32 may l
     summary="one sample's input by the ratio of the first layer's gradients (Phong 2017)",
     needs="a first Linear with bias, a batch of one sample",
 )
-def phong_input(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
+def phong_input(
+    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int
+) -> Peeled:
     """The ratio, exact if the whole gradient turns out to be of rank one, and one sample's."""
     step, flattens = first_linear(model, update)
     if step.grad_b is None or not bool(step.grad_b.any()) or not bool(step.grad_W.any()):
-        raise UnsumError(f"'phong-input' needs gradients of the first layer {step.name!r} and its bias; use 'layers'.")
+        raise UnsumError(
+            f"'phong-input' needs gradients of the first layer {step.name!r} and its bias; use "
+            "'layers'."
+        )
     grad_b = step.grad_b.double()
     row = int(grad_b.abs().argmax())
     x = (step.grad_W[row].double() / grad_b[row])[None]
@@ -53,9 +60,15 @@ def phong_input(model: nn.Module, update: Update, leak: Leak | None, *, shape: S
     if rank_one:
         said = leak.knowledge.known_batch_size if leak is not None else update.batch_size
         left = max(residual, 0.5 * torch.finfo(step.grad_W.dtype).eps) * size
-        doubts = _Model(model, update, step.module, grad_b, inputs).doubt(left, seed) if said is None else []
+        doubts = (
+            _Model(model, update, step.module, grad_b, inputs).doubt(left, seed)
+            if said is None
+            else []
+        )
         if said not in (None, 1):
-            doubts = [f"The batch holds {said} samples, and the ratio is a mixture of them; use 'layers'."]
+            doubts = [
+                f"The batch holds {said} samples, and the ratio is a mixture of them; use 'layers'."
+            ]
     else:
         doubts = [f"{residual:.1%} of the gradient is not explained by one sample; use 'layers'."]
     layer = PeeledLayer(step.name, error, residual, x.numel(), step.grad_W.numel())
@@ -67,7 +80,9 @@ def phong_input(model: nn.Module, update: Update, leak: Leak | None, *, shape: S
 class _Model:
     """The whole model, one input at a time, from the first layer's output to its logits."""
 
-    def __init__(self, model: nn.Module, update: Update, first: nn.Module, received: Tensor, x: Tensor) -> None:
+    def __init__(
+        self, model: nn.Module, update: Update, first: nn.Module, received: Tensor, x: Tensor
+    ) -> None:
         self.model, self.first, self.received = model, first, received
         self.x = x.to(next(model.parameters()))
         name = ".".join(filter(None, [find_head(model)[0], "weight"]))
@@ -75,21 +90,29 @@ class _Model:
 
     def doubt(self, left: float, seed: int) -> list[str]:
         """The doubt that several samples sent this; `left` is what x leaves of ∇W."""
-        several = "A batch of several samples may have sent this, and the ratio be a mixture of them"
+        several = (
+            "A batch of several samples may have sent this, and the ratio be a mixture of them"
+        )
         if self.head_gradient is None:
-            return [f"{several}: the update lacks the head's gradient; say the batch size if it is one."]
+            return [
+                f"{several}: the update lacks the head's gradient; say the batch size if it is one."
+            ]
         try:
             with same_buffers(self.model):
                 if not self._replays():
                     return [f"{several}: the model does not send this gradient for it."]
                 if not self._shows_two(left, seed):
-                    return [f"{several}: two would look like one here; say the batch size if it is one."]
-        except (RuntimeError, ValueError):  # the model takes no such input, or no single one (BatchNorm in training)
+                    return [
+                        f"{several}: two would look like one here; say the batch size if it is one."
+                    ]
+        except (RuntimeError, ValueError):
+            # the model takes no such input, or no single one (BatchNorm in training)
             return [f"{several}: the model does not take it alone."]
         return []
 
     def _replays(self) -> bool:
-        """Whether x sends the first layer the δ that it received. G is the head's: ∇W_head = Gᵀ f."""
+        """Whether x sends the first layer the δ that it received. G is the head's: ∇W_head = Gᵀ
+        f."""
         f = collect_features(self.model, self.x).double()[0]
         assert self.head_gradient is not None
         self.G = self.head_gradient.double() @ f / f.square().sum().clamp_min(1e-300)
@@ -101,7 +124,8 @@ class _Model:
         return apart < max(_REPLAYED, rounding(self.head_gradient.dtype))
 
     def _shows_two(self, left: float, seed: int) -> bool:
-        """Whether x ± d would leave a second direction in ∇W, far above what is left, for every d that is tried."""
+        """Whether x ± d would leave a second direction in ∇W, far above what is left, for every d
+        that is tried."""
 
         def play(moved: Tensor) -> dict[str, Passed]:
             return {"": self._passed(moved, self._moved(moved.to(self.x)))}
@@ -124,7 +148,9 @@ class _Model:
     def _sent(self, x: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
         """δ of the first layer and the logits, for the derivative G by the logits."""
         kept: list[Tensor] = []
-        keep = self.first.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+        keep = self.first.register_forward_hook(
+            lambda _module, _inputs, output: kept.append(output)
+        )
         with keep, torch.enable_grad():
             logits = self.model(x)
             (delta,) = torch.autograd.grad(logits, kept[0], G.to(logits)[None])

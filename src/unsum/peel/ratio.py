@@ -1,15 +1,18 @@
-"""Phong's ratio at every dense layer: a row of the weight gradient over its bias gradient, for batches of any size.
+"""Phong's ratio at every dense layer: a row of the weight gradient over its bias gradient, for
+batches of any size.
 
 Unit i of a Linear has ∇W_i = Σ_s δ_is x_s and ∇b_i = Σ_s δ_is, so that
 
     ∇W_i / ∇b_i = Σ_s δ_is x_s / Σ_s δ_is
 
-is a mixture of what the layer read; where one sample alone drives the unit (the ReLU is off for all others) it is that sample's
-input, exactly. Nothing is solved for, and it does not matter how many classes there are. All rows of all layers are candidates.
+is a mixture of what the layer read; where one sample alone drives the unit (the ReLU is off for all
+others) it is that sample's input, exactly. Nothing is solved for, and it does not matter how many
+classes there are. All rows of all layers are candidates.
 
-**Which of them are samples?** At the first layer the model answers: x with label y sends unit i a derivative of δ_i(x, y) / B.
-Where ∇b_i is that number, x is one sample's; a mixture hits it by chance alone. Rows that agree are no proof: with two classes
-and the same ReLUs on, all rows hold the same mixture. So nothing here is called exact.
+**Which of them are samples?** At the first layer the model answers: x with label y sends unit i a
+derivative of δ_i(x, y) / B. Where ∇b_i is that number, x is one sample's; a mixture hits it by
+chance alone. Rows that agree are no proof: with two classes and the same ReLUs on, all rows hold
+the same mixture. So nothing here is called exact.
 """
 
 from __future__ import annotations
@@ -39,13 +42,15 @@ _SKETCH = 16  # random directions that rows are compared in: layers may be 25 00
 _LARGEST = 1 << 26  # values of candidates that are kept: 256 MB in float32
 _REPLAYED = 512  # candidates that are sent through the model
 _CLASSES = 100  # beyond which labels are not tried one by one
-_HIT, _HIT_UNTOLD = 1e-3, 1e-4  # relative distance from 1/B that rounding leaves; where B must be found, too
+# relative distance from 1/B that rounding leaves; where B must be found, too
+_HIT, _HIT_UNTOLD = 1e-3, 1e-4
 _LARGEST_BATCH = 256  # that is found
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """(n, d) inputs of one dense layer, those that most rows agree on first, with (n,) the row that each was read from."""
+    """(n, d) inputs of one dense layer, those that most rows agree on first, with (n,) the row that
+    each was read from."""
 
     layer: str
     inputs: Tensor
@@ -54,7 +59,8 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _Samples:
-    """(n, …) inputs of the model that it takes for single samples, with (n,) labels and relative misfits."""
+    """(n, …) inputs of the model that it takes for single samples, with (n,) labels and relative
+    misfits."""
 
     inputs: Tensor
     labels: Tensor
@@ -70,18 +76,30 @@ def candidates(model: nn.Module, update: Update, seed: int = 0) -> list[Candidat
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         grad_W, grad_b = (update.gradients.get(f"{prefix}{part}") for part in ("weight", "bias"))
-        if isinstance(module, NonDynamicallyQuantizableLinear):  # attention uses its weight, and calls it never
+        # attention uses its weight, and calls it never
+        if isinstance(module, NonDynamicallyQuantizableLinear):
             continue
-        if isinstance(module, nn.Linear) and grad_W is not None and grad_b is not None and bool(grad_b.any()):
+        if (
+            isinstance(module, nn.Linear)
+            and grad_W is not None
+            and grad_b is not None
+            and bool(grad_b.any())
+        ):
             found.append(_of_layer(name or type(module).__name__, grad_W, grad_b, seed))
     return found
 
 
-def read_rows(model: nn.Module, update: Update, *, batch_size: int | None = None, seed: int = 0) -> Leak:
-    """Every candidate in `.readings`; those of the first layer that the model takes for samples are the leak's own rows."""
+def read_rows(
+    model: nn.Module, update: Update, *, batch_size: int | None = None, seed: int = 0
+) -> Leak:
+    """Every candidate in `.readings`; those of the first layer that the model takes for samples are
+    the leak's own rows."""
     found = candidates(model, update, seed)
     if not found:
-        raise UnsumError("The update holds no dense layer with a gradient of its bias, so no row can be divided by it.")
+        raise UnsumError(
+            "The update holds no dense layer with a gradient of its bias, so no row can be divided "
+            "by it."
+        )
     step, flattens, obstacle = _first(model, update)
     samples, notes = _nobody(model), [obstacle] if obstacle else []
     first = next((layer for layer in found if step is not None and layer.layer == step.name), None)
@@ -91,7 +109,9 @@ def read_rows(model: nn.Module, update: Update, *, batch_size: int | None = None
         samples, said = _replayed(model, update, step, first, shape, known)
         notes += [*said, *(guessed if len(samples.labels) else [])]
     counts = ", ".join(f"{len(layer.inputs)} at {layer.layer!r}" for layer in found)
-    notes.append(f"Different inputs held by rows of the dense layers, mixtures among them: {counts}.")
+    notes.append(
+        f"Different inputs held by rows of the dense layers, mixtures among them: {counts}."
+    )
     classes = samples.logits.shape[1]
     return Leak(
         method="ratio",
@@ -111,10 +131,15 @@ def read_rows(model: nn.Module, update: Update, *, batch_size: int | None = None
 
 @PEELERS.register(
     "ratio",
-    summary="inputs that some unit of the first layer sees alone, by the ratio of its gradients, for batches of any size",
+    summary=(
+        "inputs that some unit of the first layer sees alone, by the ratio of its gradients, for "
+        "batches of any size"
+    ),
     needs="a first Linear with bias, and a model that takes one input at a time",
 )
-def ratio(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
+def ratio(
+    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int
+) -> Peeled:
     """The inputs that the model takes for single samples; never certified."""
     step, flattens = first_linear(model, update)
     known = leak.knowledge.known_batch_size if leak is not None else None
@@ -122,17 +147,22 @@ def ratio(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape |
     assert found.inputs is not None
     assert found.inputs_exact is not None
     if not found.batch_size:
-        raise UnsumError(f"No row of the first layer {step.name!r} is of one sample alone; use 'layers'.")
+        raise UnsumError(
+            f"No row of the first layer {step.name!r} is of one sample alone; use 'layers'."
+        )
     inputs = found.inputs
     if shape is not None:
         inputs = inputs.view(len(inputs), *picture_shape(step, flattens, shape)[0])
     errors = torch.full((len(inputs),), found.predicted_error, dtype=torch.float64)
-    layer = PeeledLayer(step.name, found.predicted_error, math.nan, inputs.numel(), step.grad_W.numel())
+    layer = PeeledLayer(
+        step.name, found.predicted_error, math.nan, inputs.numel(), step.grad_W.numel()
+    )
     return Peeled("ratio", inputs, errors, found.inputs_exact, True, [layer], found.notes)
 
 
 def _of_layer(name: str, grad_W: Tensor, grad_b: Tensor, seed: int) -> Candidates:
-    """One candidate for every group of rows that agree; of each group, the row of the largest bias is the most precise."""
+    """One candidate for every group of rows that agree; of each group, the row of the largest bias
+    is the most precise."""
     order = grad_b.abs().argsort(descending=True)[: max(1, _LARGEST // grad_W.shape[1])]
     rows = order[grad_b[order] != 0]
     inputs = grad_W[rows] / grad_b[rows, None]
@@ -151,11 +181,16 @@ def _of_layer(name: str, grad_W: Tensor, grad_b: Tensor, seed: int) -> Candidate
 
 
 def _first(model: nn.Module, update: Update) -> tuple[Step | None, bool, str]:
-    """The Linear that takes the model's own input and whether the model flattens before it, or why there is none."""
+    """The Linear that takes the model's own input and whether the model flattens before it, or why
+    there is none."""
     try:
         return *first_linear(model, update), ""
     except UnsumError as reason:
-        return None, False, f"No input of the model is read: {str(reason).split('; use')[0].rstrip('.')}."
+        return (
+            None,
+            False,
+            f"No input of the model is read: {str(reason).split('; use')[0].rstrip('.')}.",
+        )
 
 
 def _nobody(model: nn.Module) -> _Samples:
@@ -166,13 +201,20 @@ def _nobody(model: nn.Module) -> _Samples:
 
 
 def _replayed(
-    model: nn.Module, update: Update, step: Step, found: Candidates, shape: Shape, batch_size: int | None
+    model: nn.Module,
+    update: Update,
+    step: Step,
+    found: Candidates,
+    shape: Shape,
+    batch_size: int | None,
 ) -> tuple[_Samples, list[str]]:
     """The candidates that the model, asked for each with every label, takes for one sample."""
     _, head = find_head(model)
     mixing = [m for m in model.modules() if isinstance(m, _BatchNorm | nn.Dropout) and m.training]
     if mixing or head.out_features > _CLASSES or not update.scale_known:
-        return _nobody(model), ["Which rows are of one sample was not asked: the model does not say that of this one."]
+        return _nobody(model), [
+            "Which rows are of one sample was not asked: the model does not say that of this one."
+        ]
     inputs = found.inputs[:_REPLAYED].double().view(-1, *shape)
     rows = found.rows[:_REPLAYED]
     assert step.grad_b is not None  # or there would be no candidates
@@ -180,17 +222,24 @@ def _replayed(
     try:
         slopes, logits, features = _slopes(model, step, inputs, rows)
     except (RuntimeError, ValueError) as error:
-        return _nobody(model), [f"The model does not take what the rows hold: {str(error).splitlines()[0]}."]
+        return _nobody(model), [
+            f"The model does not take what the rows hold: {str(error).splitlines()[0]}."
+        ]
     weights = received[:, None] / slopes  # 1/B, or 1 of a sum, for the label of a single sample
     expected = 1.0 if update.reduction == "sum" else None if batch_size is None else 1 / batch_size
     misfits, labels = _misfits(weights, expected).min(1)
     hits = (misfits < (_HIT if expected is not None else _HIT_UNTOLD)).nonzero()[:, 0]
     kept = _Samples(inputs[hits], labels[hits], misfits[hits], logits[hits], features[hits])
-    return kept, [f"{len(hits)} rows of {step.name!r} hold what the model takes for one sample's input."]
+    return kept, [
+        f"{len(hits)} rows of {step.name!r} hold what the model takes for one sample's input."
+    ]
 
 
-def _slopes(model: nn.Module, step: Step, inputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """((n, C) ∂loss/∂z of each candidate's own unit for every label, logits, features), in float64 by a copy of the model."""
+def _slopes(
+    model: nn.Module, step: Step, inputs: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """((n, C) ∂loss/∂z of each candidate's own unit for every label, logits, features), in float64
+    by a copy of the model."""
     names = {module: name for name, module in model.named_modules()}
     copied = copy.deepcopy(model).double()
     layer = copied.get_submodule(names[step.module])
@@ -205,12 +254,15 @@ def _slopes(model: nn.Module, step: Step, inputs: Tensor, rows: Tensor) -> tuple
             return torch.autograd.grad(value.sum(), z, retain_graph=True)[0][own, rows]
 
         expected = of_unit(logits * logits.detach().softmax(1))
-        slopes = torch.stack([expected - of_unit(logits[:, c]) for c in range(logits.shape[1])], dim=1)
+        slopes = torch.stack(
+            [expected - of_unit(logits[:, c]) for c in range(logits.shape[1])], dim=1
+        )
     return slopes, logits.detach(), seen[-1].detach().flatten(1)
 
 
 def _misfits(weights: Tensor, expected: float | None) -> Tensor:
-    """(n, C) how far each weight is from the expected one; where B is not known, from the 1/B that most candidates come near."""
+    """(n, C) how far each weight is from the expected one; where B is not known, from the 1/B that
+    most candidates come near."""
     if expected is not None:
         return (weights / expected - 1).abs().nan_to_num(nan=math.inf)
     sizes = 1 / weights
@@ -218,6 +270,7 @@ def _misfits(weights: Tensor, expected: float | None) -> Tensor:
     off = (sizes / whole - 1).abs().nan_to_num(nan=math.inf)
     off = off.masked_fill((whole < 1) | (whole > _LARGEST_BATCH), math.inf)
     votes = whole[off < _HIT_UNTOLD].long()
-    if not len(votes) or (len(weights) > 1 and int(votes.bincount().max()) < 2):  # one among many may be chance
+    # one among many may be chance
+    if not len(votes) or (len(weights) > 1 and int(votes.bincount().max()) < 2):
         return torch.full_like(off, math.inf)
     return off.masked_fill(whole != int(votes.bincount().argmax()), math.inf)

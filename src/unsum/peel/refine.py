@@ -1,19 +1,21 @@
-"""Round and round: the input gives every activation above it, these give every δ, and δ gives the input, more precisely.
+"""Round and round: the input gives every activation above it, these give every δ, and δ gives the
+input, more precisely.
 
-Peeling goes down once, with δ made of what the separator found. But the deepest X also *predicts* everything above it: z_l,
-the softmax and so δ_l, with the errors of a forward pass instead of the errors of an inversion. Solving the deepest layer
-again with these,
+Peeling goes down once, with δ made of what the separator found. But the deepest X also *predicts*
+everything above it: z_l, the softmax and so δ_l, with the errors of a forward pass instead of the
+errors of an inversion. Solving the deepest layer again with these,
 
     X ← lstsq(δ_1(X)ᵀ, ∇W_1),
 
-is a fixed-point iteration. The truth is its fixed point. Near it, errors shrink by a factor per round (the `gain`), which
-is small where logits move little with the input: precisely where the separator has the most trouble. X = T A stays in the
-row space A of ∇W_1, so that a round costs B² numbers and a pass over the upper layers, whatever the input's size. For ReLU
-the sign of z decides, and within the error of z the column space of ∇W_l does (`dense.decide`).
+is a fixed-point iteration. The truth is its fixed point. Near it, errors shrink by a factor per
+round (the `gain`), which is small where logits move little with the input: precisely where the
+separator has the most trouble. X = T A stays in the row space A of ∇W_1, so that a round costs B²
+numbers and a pass over the upper layers, whatever the input's size. For ReLU the sign of z decides,
+and within the error of z the column space of ∇W_l does (`dense.decide`).
 
-A separator that is a little off spreads its error over the entries of Y. One-hot and smoothed rows have a form of their
-own, so that nearness to it tells what they were: onehot (1 − C f) + f with one floor f for the whole batch. Mixed rows keep
-their large entries and lose the small ones.
+A separator that is a little off spreads its error over the entries of Y. One-hot and smoothed rows
+have a form of their own, so that nearness to it tells what they were: onehot (1 − C f) + f with one
+floor f for the whole batch. Mixed rows keep their large entries and lose the small ones.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _WIDTHS = (1e-3, 1e-2, 1e-1, 1e-4)
 _EXPLAINED = 1e-5  # residual at which there is nothing left for other targets to explain
 _CONTRACTS = 0.9  # a larger gain says that the rounds lead nowhere
 _PROBE = 1e-6  # relative size of the disturbance that measures the gain
-_NEAR = 0.3  # largest deviation of any entry with which a form of the targets is tried; the gradients decide
+# largest deviation of any entry with which a form of the targets is tried; the gradients decide
+_NEAR = 0.3
 _WEIGHT = 0.02  # least weight of a label in a mixed row
 
 
@@ -56,7 +59,8 @@ class Refined:
 
 
 class Rounds:
-    """The map X → X, seen as T → T in the row space A (orthonormal rows) of the deepest layer's gradient."""
+    """The map X → X, seen as T → T in the row space A (orthonormal rows) of the deepest layer's
+    gradient."""
 
     def __init__(self, steps: list[Step], A: Tensor, Y: Tensor, factor: float) -> None:
         self.steps, self.A, self.Y, self.factor = steps, A, Y, factor
@@ -69,7 +73,8 @@ class Rounds:
         self.masks: list[Tensor | None] = [None] * (len(steps) - 1)
 
     def outputs(self, T: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """z of every layer, and x of every layer but the first; a ReLU lets through what was decided before, if anything."""
+        """z of every layer, and x of every layer but the first; a ReLU lets through what was
+        decided before, if anything."""
         z, x = [T @ self.K + self.b[0]], []
         for i, step in enumerate(self.steps[:-1]):
             mask = self.masks[i]
@@ -81,7 +86,8 @@ class Rounds:
         return self.passed_down(self.factor * (z[-1].softmax(1) - self.Y), z, errors)
 
     def passed_down(self, delta: Tensor, z: list[Tensor], errors: Tensor | None) -> list[Tensor]:
-        """δ of every layer from that of the head; with `errors` (B,) the ReLUs' states are decided anew, else they stay."""
+        """δ of every layer from that of the head; with `errors` (B,) the ReLUs' states are decided
+        anew, else they stay."""
         deltas = [delta]
         for i in range(len(self.steps) - 2, -1, -1):
             passed = deltas[0] @ self.W[i]
@@ -103,16 +109,20 @@ class Rounds:
         return sign
 
     def _space(self, i: int) -> Tensor:
-        """The column space of a layer's gradient, found when it is first asked for: it costs two passes."""
+        """The column space of a layer's gradient, found when it is first asked for: it costs two
+        passes."""
         if i not in self.spaces:
             self.spaces[i] = column_space(self.steps[i].grad_W, len(self.A))
         return self.spaces[i]
 
     def turn(self, T: Tensor, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The next T, and the δ of the deepest layer that it was solved with; mixed labels' weights follow T."""
+        """The next T, and the δ of the deepest layer that it was solved with; mixed labels' weights
+        follow T."""
         z, x = self.outputs(T)
         if bool(self.free.any()) and x:
-            self.Y = refit(self.Y, self.free, z[-1].softmax(1), x[-1], self.steps[-1].grad_W, self.factor)
+            self.Y = refit(
+                self.Y, self.free, z[-1].softmax(1), x[-1], self.steps[-1].grad_W, self.factor
+            )
         delta = self.deltas(z, errors)[0]
         if not bool(torch.isfinite(delta).all()):
             return torch.full_like(T, torch.nan), delta
@@ -129,7 +139,8 @@ class Rounds:
         ]
 
     def gain(self, T: Tensor, seed: int) -> float:
-        """How much of a small disturbance is left after a round, in the direction that survives best after three."""
+        """How much of a small disturbance is left after a round, in the direction that survives
+        best after three."""
         generator = torch.Generator().manual_seed(seed + 2)
         here = self.turn(T)[0]
         disturbance = torch.randn(T.shape, generator=generator, dtype=torch.float64).to(T)
@@ -144,13 +155,18 @@ class Rounds:
         return ratio
 
 
-def refine(steps: list[Step], X: Tensor, errors: Tensor, leak: Leak, reduction: str, seed: int) -> Refined:
-    """Rounds from the peeled X until it no longer moves; `errors` (B,) are its predicted relative errors.
+def refine(
+    steps: list[Step], X: Tensor, errors: Tensor, leak: Leak, reduction: str, seed: int
+) -> Refined:
+    """Rounds from the peeled X until it no longer moves; `errors` (B,) are its predicted relative
+    errors.
 
-    The targets are tried tidied first and then as found; what explains the gradients better is returned.
+    The targets are tried tidied first and then as found; what explains the gradients better is
+    returned.
     """
     rounds = Rounds(steps, orthonormal_rows(X), leak.targets.to(X), head_factor(leak, reduction))
-    relu = any(step.activation.family == "relu" for step in steps)  # without one, widths make no difference
+    # without one, widths make no difference
+    relu = any(step.activation.family == "relu" for step in steps)
     answers: list[Refined] = []
     for Y, width in itertools.product(likely_targets(rounds.Y), _WIDTHS):
         rounds.Y, rounds.free, rounds.masks = Y, open_entries(Y), [None] * (len(steps) - 1)
@@ -175,22 +191,35 @@ def _settle(rounds: Rounds, T: Tensor, open_errors: Tensor, seed: int) -> Refine
             best = residual, T, change, list(rounds.masks), rounds.Y
         # Unexplained: some state is wrong, keep asking.
         open_errors = torch.minimum(open_errors, moves + residual + 1e-6)
-        if not change > _STILL or (count > 3 and change > 0.7 * previous) or out_of_time("further rounds of peeling"):
+        if (
+            not change > _STILL
+            or (count > 3 and change > 0.7 * previous)
+            or out_of_time("further rounds of peeling")
+        ):
             break
     residual, T, change, rounds.masks, rounds.Y = best
     if residual == math.inf:
-        return Refined(T @ rounds.A, rounds.Y, T, torch.full_like(open_errors, torch.inf), residual, count)
+        return Refined(
+            T @ rounds.A, rounds.Y, T, torch.full_like(open_errors, torch.inf), residual, count
+        )
     return _certified(rounds, T, residual, change, count, seed)
 
 
-def _certified(rounds: Rounds, T: Tensor, residual: float, change: float, count: int, seed: int) -> Refined:
-    """What is left to move and the regression's own error, and both again in every further round: a geometric series."""
+def _certified(
+    rounds: Rounds, T: Tensor, residual: float, change: float, count: int, seed: int
+) -> Refined:
+    """What is left to move and the regression's own error, and both again in every further round: a
+    geometric series."""
     gain = rounds.gain(T, seed)
     delta = rounds.turn(T)[1]
     missing = float((delta.T @ T - rounds.U).norm()) + residual * float(rounds.U.norm())
     dtype = rounds.steps[0].grad_W.dtype
     own = standard_errors(torch.linalg.pinv(delta.T), T, missing, residual, delta, dtype)
-    errors = SAFETY * (own + change * gain) / (1 - gain) if gain < _CONTRACTS else torch.full_like(own, torch.inf)
+    errors = (
+        SAFETY * (own + change * gain) / (1 - gain)
+        if gain < _CONTRACTS
+        else torch.full_like(own, torch.inf)
+    )
     return Refined(T @ rounds.A, rounds.Y, delta, errors, residual, count)
 
 
@@ -201,7 +230,9 @@ def likely_targets(Y: Tensor) -> list[Tensor]:
     floor = _floor(Y)
     candidates = [hard, hard * (1 - C * floor) + floor, _mixed(Y, 0.0), _mixed(Y, floor)]
     near = [candidate for candidate in candidates if float((candidate - Y).abs().max()) < _NEAR]
-    different = [near[0], *(other for other in near[1:] if not torch.equal(other, near[0]))] if near else []
+    different = (
+        [near[0], *(other for other in near[1:] if not torch.equal(other, near[0]))] if near else []
+    )
     return [*different[:2], Y]
 
 
@@ -212,20 +243,23 @@ def _floor(Y: Tensor) -> float:
 
 
 def _mixed(Y: Tensor, floor: float) -> Tensor:
-    """Rows of a few large entries over a floor, with the sum of 1 kept by scaling the entries above it."""
+    """Rows of a few large entries over a floor, with the sum of 1 kept by scaling the entries above
+    it."""
     above = torch.where(Y - floor > _WEIGHT, Y - floor, torch.zeros_like(Y))
     return above * ((1 - Y.shape[1] * floor) / above.sum(1, keepdim=True).clamp_min(1e-12)) + floor
 
 
 def open_entries(Y: Tensor) -> Tensor:
-    """(B, C) entries of mixed rows whose weight only the gradient can tell; none in one-hot and smoothed rows."""
+    """(B, C) entries of mixed rows whose weight only the gradient can tell; none in one-hot and
+    smoothed rows."""
     limit = _floor(Y) + _WEIGHT / 2
     large = limit < Y
     return large & (large.sum(1, keepdim=True) > 1)
 
 
 def refit(Y: Tensor, free: Tensor, P: Tensor, F: Tensor, grad_W: Tensor, factor: float) -> Tensor:
-    """Y with its free entries fitted to the head's gradient ∇W_c = factor Σ_i (P − Y)_ic f_i, class by class."""
+    """Y with its free entries fitted to the head's gradient ∇W_c = factor Σ_i (P − Y)_ic f_i, class
+    by class."""
     fitted = Y.clone()
     for c in free.any(0).nonzero()[:, 0].tolist():
         members = free[:, c]

@@ -33,7 +33,8 @@ DRAWS = 16  # [directions] in which two samples are set apart. Chosen by: arbitr
 
 @dataclass(frozen=True)
 class PlayedBatch:
-    """What is replayed: inputs X (B, …) of `steps[0]`, targets Y (B, C), and δ_L = factor · G, with G = P − Y by default.
+    """What is replayed: inputs X (B, …) of `steps[0]`, targets Y (B, C), and δ_L = factor · G, with
+    G = P − Y by default.
 
     `factor` may differ from sample to sample, (B, 1).
     """
@@ -71,13 +72,15 @@ class Replayed:
             _gradients(step, x, delta).flatten(1).norm(dim=1) / left
             if step.is_conv
             else x.flatten(1).norm(dim=1) * delta.norm(dim=1) / left
-            for step, x, delta, left in zip(self.batch.steps, self.at.x, self.at.delta, self.left, strict=True)
+            for step, x, delta, left in zip(
+                self.batch.steps, self.at.x, self.at.delta, self.left, strict=True
+            )
         ]
         return torch.stack(sent).amin(0)
 
     def twins(self, seed: int) -> Tensor:
-        """(B,) how far two samples, a hundredth from their mean, would stand above what is left: in the layer that shows
-        them best, for the direction of several that shows them least."""
+        """(B,) how far two samples, a hundredth from their mean, would stand above what is left: in
+        the layer that shows them best, for the direction of several that shows them least."""
         coarse = torch.promote_types(self.batch.steps[0].W.dtype, torch.float32)
         at, X = self._dense(self.at), self.batch.X.to(coarse)
         left = {name: self.left[int(name)] for name in at}
@@ -96,7 +99,8 @@ class Replayed:
         }
 
     def errors(self, *, temperature_open: bool) -> Tensor:
-        """(B,) relative errors of X that what is left allows, with scale, smoothing and, where open, temperature unknown.
+        """(B,) relative errors of X that what is left allows, with scale, smoothing and, where
+        open, temperature unknown.
 
         Infinite where the Jacobian is too large to be formed, or has hardly more rows than columns.
         """
@@ -120,21 +124,35 @@ class Replayed:
 
 
 class _Unexplained:
-    """What every layer's gradient leaves in the row space of its input, in units of what is left, for T with X = T A, the
-    logarithm of the scale, the smoothing of the targets and the logarithm of a temperature."""
+    """What every layer's gradient leaves in the row space of its input, in units of what is left,
+    for T with X = T A, the logarithm of the scale, the smoothing of the targets and the logarithm
+    of a temperature."""
 
     def __init__(self, replay: Replayed, A: Tensor, temperature_open: bool) -> None:
-        self.batch, self.size, self.open, self.deltas = replay.batch, len(A), temperature_open, replay.at.delta
+        self.batch, self.size, self.open, self.deltas = (
+            replay.batch,
+            len(A),
+            temperature_open,
+            replay.at.delta,
+        )
         steps = self.batch.steps
-        assert isinstance(self.batch.factor, float)  # samples of one weight each; others are vouched for elsewhere
+        # samples of one weight each; others are vouched for elsewhere
+        assert isinstance(self.batch.factor, float)
         self.rounds = Rounds(steps, A, self.batch.Y, self.batch.factor)
         states = zip(steps[:-1], replay.at.slope[:-1], strict=True)
-        self.rounds.masks = [slope if step.activation.family == "relu" else None for step, slope in states]
+        self.rounds.masks = [
+            slope if step.activation.family == "relu" else None for step, slope in states
+        ]
         self.bases = [orthonormal_rows(x) for x in replay.at.x[1:]]
         inner = zip(steps[1:], self.bases, strict=True)
-        self.gradients = [self.rounds.U, *(right_product(step.grad_W, basis) for step, basis in inner)]
+        self.gradients = [
+            self.rounds.U,
+            *(right_product(step.grad_W, basis) for step, basis in inner),
+        ]
         # As if all that is left lay in the row space.
-        self.units = [left / len(g) ** 0.5 for left, g in zip(replay.left, self.gradients, strict=True)]
+        self.units = [
+            left / len(g) ** 0.5 for left, g in zip(replay.left, self.gradients, strict=True)
+        ]
 
     def __call__(self, unknowns: Tensor) -> Tensor:
         size = len(self.batch.X) * self.size
@@ -157,7 +175,8 @@ class _Unexplained:
 
 
 def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
-    """The replay of X, known to the relative `errors` (B,): within these, ReLUs that are open are as the gradient says."""
+    """The replay of X, known to the relative `errors` (B,): within these, ReLUs that are open are
+    as the gradient says."""
     at = _played(batch, batch.X, errors)
     left: list[float] = []
     rows: list[tuple[float, float, float]] = []  # of each tensor: sent, left, and its size
@@ -165,7 +184,12 @@ def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
     for step, x, delta in zip(batch.steps, at.x, at.delta, strict=True):
         size = float(step.grad_W.double().norm())
         missing, largest = _missing(step, x, delta)
-        floor = 0.5 * torch.finfo(step.grad_W.dtype).eps * size / min(step.grad_W.flatten(1).shape) ** 0.5
+        floor = (
+            0.5
+            * torch.finfo(step.grad_W.dtype).eps
+            * size
+            / min(step.grad_W.flatten(1).shape) ** 0.5
+        )
         left.append(max(largest, floor, 1e-300))
         names.append(f"{step.name}.weight")
         rows.append((size, missing, size))
@@ -181,12 +205,14 @@ def replay(batch: PlayedBatch, errors: Tensor) -> Replayed:
 
 
 def _bias_scale(delta: Tensor, grad_b: Tensor) -> float:
-    """Against what a bias gradient's rounding counts: the samples' own, which may cancel in the sum."""
+    """Against what a bias gradient's rounding counts: the samples' own, which may cancel in the
+    sum."""
     return max(float(grad_b.norm()), float(delta.norm()))
 
 
 def _played(batch: PlayedBatch, X: Tensor, errors: Tensor | None = None) -> Pass:
-    """Forward and back, in X's precision. With `errors`, a ReLU's state within them is taken from its own layer's gradient."""
+    """Forward and back, in X's precision. With `errors`, a ReLU's state within them is taken from
+    its own layer's gradient."""
     steps = batch.steps
     x, z = forward(steps, X)
     deltas = [torch.as_tensor(batch.factor).to(X) * batch.loss.gradient(z[-1], batch.Y.to(X))]
@@ -201,8 +227,11 @@ def _played(batch: PlayedBatch, X: Tensor, errors: Tensor | None = None) -> Pass
     return Pass(x, deltas, slopes)
 
 
-def _settled(step: Step, x: Tensor, z: Tensor, passed: Tensor, slope: Tensor, errors: Tensor) -> Tensor:
-    """Slopes with those turned, among ReLUs whose sign is open, that leave less of their unit's row of ∇W."""
+def _settled(
+    step: Step, x: Tensor, z: Tensor, passed: Tensor, slope: Tensor, errors: Tensor
+) -> Tensor:
+    """Slopes with those turned, among ReLUs whose sign is open, that leave less of their unit's row
+    of ∇W."""
     near = (z.abs() < open_range(z, errors)[1]).nonzero().tolist()
     slope = slope.clone()
     for i, unit in near:
@@ -216,11 +245,16 @@ def _settled(step: Step, x: Tensor, z: Tensor, passed: Tensor, slope: Tensor, er
 
 
 def _missing(step: Step, x: Tensor, delta: Tensor) -> tuple[float, float]:
-    """‖∇W − replayed‖ and its largest singular value; of large matrices the norm stands for both."""
+    """‖∇W − replayed‖ and its largest singular value; of large matrices the norm stands for
+    both."""
     if not step.is_conv and step.grad_W.numel() > SMALL:
         missing = residual_norm(step.grad_W, delta, x.flatten(1))
         return missing, missing
-    replayed = conv2d_weight(x, step.W.shape, delta, **step.geometry) if step.is_conv else delta.T @ x.flatten(1)
+    replayed = (
+        conv2d_weight(x, step.W.shape, delta, **step.geometry)
+        if step.is_conv
+        else delta.T @ x.flatten(1)
+    )
     rest = (replayed - step.grad_W.double()).flatten(1)
     if not bool(rest.isfinite().all()):
         return torch.inf, torch.inf
@@ -231,7 +265,10 @@ def _missing(step: Step, x: Tensor, delta: Tensor) -> tuple[float, float]:
 def _gradients(step: Step, x: Tensor, delta: Tensor) -> Tensor:
     """(B, …) each sample's own gradient of a convolution."""
     return torch.stack(
-        [conv2d_weight(x[i : i + 1], step.W.shape, delta[i : i + 1], **step.geometry) for i in range(len(x))]
+        [
+            conv2d_weight(x[i : i + 1], step.W.shape, delta[i : i + 1], **step.geometry)
+            for i in range(len(x))
+        ]
     )
 
 

@@ -1,19 +1,21 @@
 """R-GAP, the recursive gradient attack on privacy: one sample, two classes, one logit, no bias.
 
-With label y = ±1, logit w·x and u = y w·x the logistic loss log(1 + e^{−u}) has the derivative k = −y / (1 + e^u) with
-respect to the logit, and the head's gradient is g = k x. Its product with the weights holds one unknown,
+With label y = ±1, logit w·x and u = y w·x the logistic loss log(1 + e^{−u}) has the derivative k =
+−y / (1 + e^u) with respect to the logit, and the head's gradient is g = k x. Its product with the
+weights holds one unknown,
 
     ⟨g, w⟩ = k w·x = −u / (1 + e^u),
 
-which is solved for u. It falls for u < 1.278… and rises after, so that a rightly classified sample (u > 0) has a twin. Then
-k, and layer by layer:
+which is solved for u. It falls for u < 1.278… and rises after, so that a rightly classified sample
+(u > 0) has a twin. Then k, and layer by layer:
 
     fully connected   x = mean over units of g_i / k_i
-    convolution       x = lstsq of three constraints: ∇W (from k), the known outputs W ∗ x, and zeros in the padding
+    convolution       x = lstsq of three constraints: ∇W (from k), the known outputs W ∗ x, and
+                      zeros in the padding
     further down      k ← (Wᵀ k) ∘ a′
 
-The paper takes y as known; here it may be given, and otherwise both labels and both twins are tried. Which one is right is
-told by the gradient that the recovered input would have sent.
+The paper takes y as known; here it may be given, and otherwise both labels and both twins are
+tried. Which one is right is told by the gradient that the recovered input would have sent.
 """
 
 from __future__ import annotations
@@ -43,11 +45,18 @@ TURN = 1.2784645427610738  # where −u/(1+e^u) is least
     needs="one logit without bias, logistic loss, a batch of one sample, gradients of all layers",
 )
 def rgap(
-    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int, label: int | None = None
+    model: nn.Module,
+    update: Update,
+    leak: Leak | None,
+    *,
+    shape: Shape | None,
+    seed: int,
+    label: int | None = None,
 ) -> Peeled:
     """The recursion, for `label` 0 or 1 if it is known; uses no randomness.
 
-    No certificate is published for it, so its `errors` are not determined; a note says what the answer leaves unexplained.
+    No certificate is published for it, so its `errors` are not determined; a note says what the
+    answer leaves unexplained.
     """
     if label not in (None, 0, 1):
         raise UnsumError(f"The option 'label' must be 0 or 1, not {label!r}.")
@@ -60,7 +69,9 @@ def rgap(
     answers = [(_recurse(chain, shapes, y, u), y) for u in roots for y in signs]
     scored = [(_misfit(chain, x, y), x, residuals) for (x, residuals), y in answers]
     misfit, x, residuals = min(scored, key=lambda answer: answer[0])
-    notes = [f"R-GAP carries no certificate; its answer explains all but {misfit:.1e} of the update."]
+    notes = [
+        f"R-GAP carries no certificate; its answer explains all but {misfit:.1e} of the update."
+    ]
     if not chain.steps[0].is_conv:
         picture, guessed = picture_shape(chain.steps[0], chain.flattens, shape)
         x, notes = x.view(1, *picture), [*notes, *guessed]
@@ -75,7 +86,10 @@ def rgap(
 def _check(chain: Chain) -> None:
     head = chain.steps[-1]
     if head.W.shape[0] != 1:
-        raise UnsumError(f"R-GAP is for one logit (two classes), and this model has {head.W.shape[0]}; use 'layers'.")
+        raise UnsumError(
+            f"R-GAP is for one logit (two classes), and this model has {head.W.shape[0]}; use "
+            "'layers'."
+        )
     if any(step.b is not None for step in chain.steps):
         raise UnsumError("R-GAP is for models without bias; use 'layers'.")
     if chain.stop is not None:
@@ -86,16 +100,19 @@ def _check(chain: Chain) -> None:
 
 
 def solve_u(product: float) -> list[float]:
-    """All u with −u/(1+e^u) = product, by bisection on either side of the turn; the turn itself where there is none.
+    """All u with −u/(1+e^u) = product, by bisection on either side of the turn; the turn itself
+    where there is none.
 
-    >>> [round(u, 4) for u in solve_u(1 / (1 + 2.718281828459045 ** -1.0))]
+    >>> [round(u, 4) for u in solve_u(1 / (1 + 2.718281828459045**-1.0))]
     [-1.0]
     """
 
     def value(u: Tensor) -> Tensor:
         return -u / (1 + u.exp())
 
-    target, left, turn, right = torch.tensor([product, -max(1.0, 2 * product + 1), TURN, 700.0], dtype=torch.float64)
+    target, left, turn, right = torch.tensor(
+        [product, -max(1.0, 2 * product + 1), TURN, 700.0], dtype=torch.float64
+    )
     if product <= value(turn):
         return [TURN]
     roots = [float(bisect(value, target, left, turn, rising=False))]
@@ -143,8 +160,12 @@ def _misfit(chain: Chain, x: Tensor, y: float) -> float:
     with torch.enable_grad():
         h = x
         for step, W in zip(chain.steps, weights, strict=True):
-            h = step.activation.function(replace(step, W=W).linear(h if step.is_conv else h.flatten(1)))
+            h = step.activation.function(
+                replace(step, W=W).linear(h if step.is_conv else h.flatten(1))
+            )
         gradients = torch.autograd.grad(nn.functional.softplus(-y * h).sum(), weights)
-    differences = [(g - step.grad_W).square().sum() for g, step in zip(gradients, chain.steps, strict=True)]
+    differences = [
+        (g - step.grad_W).square().sum() for g, step in zip(gradients, chain.steps, strict=True)
+    ]
     sizes = [step.grad_W.double().square().sum() for step in chain.steps]
     return float((torch.stack(differences).sum() / torch.stack(sizes).sum()).sqrt())

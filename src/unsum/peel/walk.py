@@ -1,6 +1,8 @@
-"""The walk down a chain of layers: the head's answer first, then every layer that can be undone, one after another.
+"""The walk down a chain of layers: the head's answer first, then every layer that can be undone,
+one after another.
 
-Which of the inputs may be called exact `vouch` says: their replay is laid before `certify.claim`, with every reason for doubt.
+Which of the inputs may be called exact `vouch` says: their replay is laid before `certify.claim`,
+with every reason for doubt.
 """
 
 from __future__ import annotations
@@ -42,13 +44,19 @@ _HARD = 1e-9  # distance from a hard label that rounding leaves
     summary="every sample's exact input, layer by layer, fully connected and convolutional (unsum)",
     needs="gradients of all layers; no pooling, no batch statistics, no second path",
 )
-def layers(model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int) -> Peeled:
+def layers(
+    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int
+) -> Peeled:
     """Peel as far as the architecture allows; `leak` is the separation that this continues."""
     if leak is None:
-        raise UnsumError("The peeler 'layers' continues a separation; give it the leak of unsum.separate.")
+        raise UnsumError(
+            "The peeler 'layers' continues a separation; give it the leak of unsum.separate."
+        )
     check_leak(model, leak)
     if not bool(torch.isfinite(leak.features).all()) or leak.estimate == torch.inf:
-        raise UnsumError("The separation found nothing, so there is nothing to peel; see leak.notes.")
+        raise UnsumError(
+            "The separation found nothing, so there is nothing to peel; see leak.notes."
+        )
     chain = find_chain(model, update, leak.features.device)
     shapes = input_shapes(chain, model, shape)
     front = front_at_head(leak, chain.steps[-1], update.reduction, seed)
@@ -76,19 +84,26 @@ class Walk:
     notes: list[str] = field(default_factory=list)
 
     def through_dense(self) -> None:
-        """Every Linear below the head, then rounds where the answer is not as precise as the gradient already."""
+        """Every Linear below the head, then rounds where the answer is not as precise as the
+        gradient already."""
         steps = self.chain.steps
         while self.at > 0 and not steps[self.at - 1].is_conv:
-            self.front, layer, notes = peel_dense(self.front, steps[self.at], steps[self.at - 1], self.seed)
+            self.front, layer, notes = peel_dense(
+                self.front, steps[self.at], steps[self.at - 1], self.seed
+            )
             self.at -= 1
             self.layers.append(layer)
             self.notes += notes
         rounding = torch.finfo(steps[self.at].grad_W.dtype).eps
-        if self.layers and not (self.leak.exact and float(self.front.errors.max()) < _FINE * rounding):
+        if self.layers and not (
+            self.leak.exact and float(self.front.errors.max()) < _FINE * rounding
+        ):
             self._refine(steps[self.at :])
 
     def _refine(self, steps: list[Step]) -> None:
-        refined = refine(steps, self.front.x, self.front.errors, self.leak, self.reduction, self.seed)
+        refined = refine(
+            steps, self.front.x, self.front.errors, self.leak, self.reduction, self.seed
+        )
         if not float(refined.errors.max()) < max(PRECISE, float(self.front.errors.max())):
             return
         self.Y = refined.Y
@@ -98,8 +113,8 @@ class Walk:
         )
         self.notes = without(self.notes, Code.OPEN_SLOPES)  # all layers together have decided them
         self.notes.append(
-            f"{refined.rounds} rounds through all layers removed what errors had accumulated: every layer's gradient is "
-            f"explained to {refined.residual:.0e}."
+            f"{refined.rounds} rounds through all layers removed what errors had accumulated: "
+            f"every layer's gradient is explained to {refined.residual:.0e}."
         )
 
     def through_convolutions(self) -> None:
@@ -110,11 +125,16 @@ class Walk:
                 self.stop = f"the layer {step.name!r} (Linear) stands below a convolution"
                 return
             if step.activation.family == "folded":
-                self.stop = f"{step.activation.name} after the convolution {step.name!r} has two inputs for one output"
+                self.stop = (
+                    f"{step.activation.name} after the convolution {step.name!r} has two inputs "
+                    "for one output"
+                )
                 return
             self._one_convolution(above, step)
             if self.layers[-1].deficiency and self.at > 0:
-                self.stop = f"what {step.name!r} takes in is not determined, and with it nothing below"
+                self.stop = (
+                    f"what {step.name!r} takes in is not determined, and with it nothing below"
+                )
                 return
 
     def _one_convolution(self, above: Step, step: Step) -> None:
@@ -128,8 +148,9 @@ class Walk:
         self.layers.append(layer)
         if layer.deficiency:
             self.notes.append(
-                f"The layer {step.name!r} does not determine its input: {layer.equations} equations for {layer.unknowns} "
-                f"unknowns of {B} samples, about {layer.deficiency} of them free; the input of smallest norm is returned."
+                f"The layer {step.name!r} does not determine its input: {layer.equations} "
+                f"equations for {layer.unknowns} unknowns of {B} samples, about {layer.deficiency} "
+                "of them free; the input of smallest norm is returned."
             )
 
     def answer(self, shape: Shape | None) -> Peeled:
@@ -141,21 +162,30 @@ class Walk:
             self.notes.append(f"Peeling ended at {done}: {self.stop}.")
         factor = head_factor(self.leak, self.reduction)
         batch = PlayedBatch(self.chain.steps[self.at :], x, self.Y, factor, self.shapes[self.at :])
-        exact, doubts = vouch(replay(batch, self.front.errors), self.front.errors, self.leak, self.seed)
+        exact, doubts = vouch(
+            replay(batch, self.front.errors), self.front.errors, self.leak, self.seed
+        )
         self.notes += doubts
         if complete and not self.chain.steps[0].is_conv:
             picture, notes = picture_shape(self.chain.steps[0], self.chain.flattens, shape)
             x, self.notes = x.view(len(x), *picture), [*self.notes, *notes]
         elif complete and shape is None:
             size = "×".join(map(str, self.shapes[0]))
-            self.notes.append(f"Inputs were taken for {size}, the square size that fits the layers.")
+            self.notes.append(
+                f"Inputs were taken for {size}, the square size that fits the layers."
+            )
         return Peeled("layers", x, self.front.errors, exact, complete, self.layers, self.notes)
 
 
 def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> tuple[Tensor, list[str]]:
-    """(B,) which inputs with predicted relative `errors` (B,) are exact, and a sentence for every reason why not more."""
+    """(B,) which inputs with predicted relative `errors` (B,) are exact, and a sentence for every
+    reason why not more."""
     said, B = leak.knowledge.known_batch_size, leak.batch_size
-    number = [] if said in (None, B) else [f"The batch was said to hold {said} samples, but {B} were found."]
+    number = (
+        []
+        if said in (None, B)
+        else [f"The batch was said to hold {said} samples, but {B} were found."]
+    )
     unexplained = doubt_unexplained(replayed.replay, "inputs")
     doubts = [*unexplained, *number, *([] if leak.exact else _doubt_unproven(replayed, leak))]
     sizes = MARGIN * errors
@@ -163,15 +193,23 @@ def vouch(replayed: Replayed, errors: Tensor, leak: Leak, seed: int) -> tuple[Te
         return grant_each(sizes, above=False), doubts
     doubted, notes = _doubt_samples(replayed, leak, seed)
     if not leak.exact:  # nobody has excluded another scale, smoothing or temperature yet
-        sizes = torch.maximum(sizes, MARGIN * replayed.errors(temperature_open=leak.knowledge.loss is None).to(errors))
+        sizes = torch.maximum(
+            sizes, MARGIN * replayed.errors(temperature_open=leak.knowledge.loss is None).to(errors)
+        )
     exact = grant_each(sizes.masked_fill(doubted, torch.inf), above=True)
     if not leak.exact and not bool(exact.any()) and not notes:
-        notes = ["The separation that this continues is not certified, and the layers below do not make up for it."]
+        notes = [
+            (
+                "The separation that this continues is not certified, and the layers below do not "
+                "make up for it."
+            )
+        ]
     return exact, notes
 
 
 def _doubt_unproven(replayed: Replayed, leak: Leak) -> list[str]:
-    """Where the separation is not certified, all tensors together must leave no room for another batch."""
+    """Where the separation is not certified, all tensors together must leave no room for another
+    batch."""
     Y = replayed.batch.Y
     why = "The separation that this continues is not certified, so neither are the inputs: "
     if leak.knowledge.labels is None and float((Y - (Y > 0.5).to(Y)).abs().max()) > _HARD:
@@ -186,14 +224,17 @@ def _doubt_samples(replayed: Replayed, leak: Leak, seed: int) -> tuple[Tensor, l
     notes = []
     faint = ~(replayed.contributions() > FAR)
     if bool(faint.any()):
-        notes.append(f"Sample {_named(faint)} sends little more to some layer than is left unexplained there.")
+        notes.append(
+            f"Sample {_named(faint)} sends little more to some layer than is left unexplained "
+            "there."
+        )
     if leak.knowledge.known_batch_size is not None:
         return faint, notes
     several = ~(replayed.twins(seed) > FAR)
     if bool(several.any()):
         notes.append(
-            f"Sample {_named(several)} may be several whose inputs differ by a few percent: these would look like one here. "
-            "Say the batch size if it is known."
+            f"Sample {_named(several)} may be several whose inputs differ by a few percent: these "
+            "would look like one here. Say the batch size if it is known."
         )
     return faint | several.to(faint), notes
 

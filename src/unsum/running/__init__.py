@@ -1,1 +1,2 @@
-"""How something runs, whatever it computes: time limits, bounds, progress, processes, kernels, what is computed once."""
+"""How something runs, whatever it computes: time limits, bounds, progress, processes, kernels, what
+is computed once."""

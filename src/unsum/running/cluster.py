@@ -1,4 +1,5 @@
-"""A connection to a Ray cluster: the one that this machine belongs to, one of its own, or any other."""
+"""A connection to a Ray cluster: the one that this machine belongs to, one of its own, or any
+other."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ _PATIENCE = 10.0  # seconds for a cluster to answer at all
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else an address, HOST:PORT."""
+    """`auto`: the cluster that this machine belongs to, or one of its own; `local`: its own; else
+    an address, HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    # Started by `uv run`, Ray would have every worker build an environment of its own, out of a copy of the whole folder.
+    # Started by `uv run`, Ray would have every worker build an environment of its own, out of a
+    # copy of the whole folder.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ray = optional("ray", "ray", "--ray needs Ray")
     _connect(ray, address)
@@ -36,7 +39,9 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), _PATIENCE).close()
     except (OSError, OverflowError) as error:
-        raise UnsumError(f"Nothing answers at {address!r}; `ray status` shows where the cluster is.") from error
+        raise UnsumError(
+            f"Nothing answers at {address!r}; `ray status` shows where the cluster is."
+        ) from error
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -47,11 +52,13 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(**(own if address == LOCAL else {"address": address}), **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        if address == AUTO and isinstance(error, ConnectionError):  # none runs here: one that ends with the run
+        # none runs here: one that ends with the run
+        if address == AUTO and isinstance(error, ConnectionError):
             ray.init(**own, **quiet)
             return
         ray.shutdown()
         reason = " ".join(str(error).split())
         raise UnsumError(
-            f"The Ray cluster at {address!r} cannot be used ({reason}); --ray local makes one of its own."
+            f"The Ray cluster at {address!r} cannot be used ({reason}); --ray local makes one of "
+            "its own."
         ) from error

@@ -1,4 +1,5 @@
-"""Many small kernels as one CUDA graph: launching them one by one takes longer than running them."""
+"""Many small kernels as one CUDA graph: launching them one by one takes longer than running
+them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from functools import lru_cache
 import torch
 
 
-def recorded(work: Callable[[], None], device: torch.device, *, often: bool = False) -> tuple[Callable[[], None], int]:
-    """`work` in its fastest form for `device`, and how often it has been carried out on the way to it.
+def recorded(
+    work: Callable[[], None], device: torch.device, *, often: bool = False
+) -> tuple[Callable[[], None], int]:
+    """`work` in its fastest form for `device`, and how often it has been carried out on the way to
+    it.
 
-    On CUDA it runs once, so that libraries set themselves up outside of the recording, and is then recorded. Where it cannot
-    be recorded (an old driver, another recording under way) and on any other device it is returned as it is. What is recorded
-    `often` is small: the cache is not emptied for it, and nothing is waited for.
+    On CUDA it runs once, so that libraries set themselves up outside of the recording, and is then
+    recorded. Where it cannot be recorded (an old driver, another recording under way) and on any
+    other device it is returned as it is. What is recorded `often` is small: the cache is not
+    emptied for it, and nothing is waited for.
     """
     if device.type != "cuda":
         return work, 0
@@ -38,12 +43,14 @@ def recorded(work: Callable[[], None], device: torch.device, *, often: bool = Fa
 
 
 def _give_back() -> None:
-    """What is cached can be used neither on another stream nor in a recording, and would be held besides what these take."""
+    """What is cached can be used neither on another stream nor in a recording, and would be held
+    besides what these take."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
 @lru_cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: each has a workspace of cuBLAS for itself, 32 MiB that are never given back."""
+    """One for all recordings: each has a workspace of cuBLAS for itself, 32 MiB that are never
+    given back."""
     return torch.cuda.Stream(device)

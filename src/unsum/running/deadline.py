@@ -1,12 +1,14 @@
-"""A time limit that searches keep themselves: they ask now and then whether it is over, and give what they have.
+"""A time limit that searches keep themselves: they ask now and then whether it is over, and give
+what they have.
 
     with time_limit(5.0) as deadline:
         …                       # searches inside call `out_of_time()`, however deep they are
     if deadline.cut:            # what was left untried, in words
 
-Outside of a limit time is never over. Limits inside each other end with the earliest. Whoever says nothing gets what is left of
-the limit around or, where there is none, the default; `math.inf` seconds are without end. Ctrl-C ends a search the same way
-inside `interruptible()` and in interactive sessions; a second one quits. A search that asks is also one that can be watched:
+Outside of a limit time is never over. Limits inside each other end with the earliest. Whoever says
+nothing gets what is left of the limit around or, where there is none, the default; `math.inf`
+seconds are without end. Ctrl-C ends a search the same way inside `interruptible()` and in
+interactive sessions; a second one quits. A search that asks is also one that can be watched:
 whoever the limit's `progress` is hears every second what is tried and how far it has come.
 """
 
@@ -89,21 +91,28 @@ def time_limit(
         watch = Watched(told, now, now, Looking("", limit=None if seconds == math.inf else seconds))
     stop = threading.Event() if outer is None else outer.stop
     mine = is_interactive() if outer is None else outer.armed
-    with _within(Deadline(end, stop=stop, watch=watch), outer) as deadline, _taking_interrupts(stop, mine):
+    with (
+        _within(Deadline(end, stop=stop, watch=watch), outer) as deadline,
+        _taking_interrupts(stop, mine),
+    ):
         yield deadline
 
 
 @contextmanager
 def interruptible() -> Iterator[Deadline]:
-    """Let the first Ctrl-C during a search inside end it, and all that follow, with what they have; a second one quits."""
+    """Let the first Ctrl-C during a search inside end it, and all that follow, with what they have;
+    a second one quits."""
     outer = _CURRENT.get()
-    with _within(replace(outer or Deadline(math.inf, limited=False), cut=[], armed=True), outer) as deadline:
+    with _within(
+        replace(outer or Deadline(math.inf, limited=False), cut=[], armed=True), outer
+    ) as deadline:
         yield deadline
 
 
 @contextmanager
 def overtime(seconds: float) -> Iterator[None]:
-    """Give what costs next to nothing so many seconds, even where time is over. An interrupt ends it all the same."""
+    """Give what costs next to nothing so many seconds, even where time is over. An interrupt ends
+    it all the same."""
     outer = _CURRENT.get()
     if outer is None:
         yield
@@ -115,7 +124,8 @@ def overtime(seconds: float) -> Iterator[None]:
 def out_of_time(untried: str, needed: float = 0.0) -> bool:
     """Whether the search must end here; `untried` says what it leaves out if so.
 
-    `needed` are the seconds that what comes next takes where nothing can end it: with fewer left, time is over already.
+    `needed` are the seconds that what comes next takes where nothing can end it: with fewer left,
+    time is over already.
     """
     deadline = _CURRENT.get()
     if deadline is None:
@@ -133,7 +143,8 @@ def out_of_time(untried: str, needed: float = 0.0) -> bool:
 
 
 def trying(what: str, done: int = 0, total: int = 0, best: str = "") -> None:
-    """Say what the search is at: the place among several, and how near the best answer so far comes."""
+    """Say what the search is at: the place among several, and how near the best answer so far
+    comes."""
     deadline = _CURRENT.get()
     if deadline is not None and deadline.watch is not None:
         state = deadline.watch.state
@@ -158,9 +169,14 @@ def _within(deadline: Deadline, outer: Deadline | None) -> Iterator[Deadline]:
 
 @contextmanager
 def _taking_interrupts(stop: threading.Event, mine: bool) -> Iterator[None]:
-    """The first Ctrl-C sets `stop`; the next is whoever's it was before. Signals reach the main thread alone."""
+    """The first Ctrl-C sets `stop`; the next is whoever's it was before. Signals reach the main
+    thread alone."""
     before = signal.getsignal(signal.SIGINT)
-    if not mine or not callable(before) or threading.current_thread() is not threading.main_thread():
+    if (
+        not mine
+        or not callable(before)
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
 

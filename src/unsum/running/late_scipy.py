@@ -1,4 +1,5 @@
-"""What we use of scipy, imported when it is first called: it would make `import unsum` a third slower."""
+"""What we use of scipy, imported when it is first called: it would make `import unsum` a third
+slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a person is told while something runs: the stage that begins, and how far a method that iterates has come."""
+"""What a person is told while something runs: the stage that begins, and how far a method that
+iterates has come."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ from dataclasses import dataclass
 class Looking:
     """What a search is at.
 
-    >>> print(Looking("the start 'labels'", done=3, total=9, best="30 deviations off", part="further steps", seconds=4, limit=60))
+    >>> print(
+    ...     Looking(
+    ...         "the start 'labels'",
+    ...         done=3,
+    ...         total=9,
+    ...         best="30 deviations off",
+    ...         part="further steps",
+    ...         seconds=4,
+    ...         limit=60,
+    ...     )
+    ... )
     trying the start 'labels' (3 of 9), best so far 30 deviations off; 4 of 60 s
     >>> print(Looking("", part="samples one at a time", seconds=4))
     trying samples one at a time; 4 s
@@ -32,7 +43,8 @@ class Looking:
 
 
 class Progress:
-    """One meaning from the command line to the solver. This one tells nobody: inherit, and override what you want to hear."""
+    """One meaning from the command line to the solver. This one tells nobody: inherit, and override
+    what you want to hear."""
 
     def say(self, sentence: str) -> None:
         """A new stage begins."""
@@ -48,7 +60,8 @@ class Progress:
 
 
 class OneLine(Progress):
-    """The last thing that was said, on one line that replaces itself: for notebooks and prompts, from the third second on."""
+    """The last thing that was said, on one line that replaces itself: for notebooks and prompts,
+    from the third second on."""
 
     def __init__(self) -> None:
         self._stage, self._shown = "", 0
@@ -62,7 +75,12 @@ class OneLine(Progress):
 
     def _show(self, line: str) -> None:
         if line or self._shown:
-            print("\r" + line.ljust(self._shown), end="" if line else "\r", file=sys.stderr, flush=True)
+            print(
+                "\r" + line.ljust(self._shown),
+                end="" if line else "\r",
+                file=sys.stderr,
+                flush=True,
+            )
         self._shown = len(line)
 
 

@@ -1,12 +1,13 @@
-"""What one attack computes once, however many of its parts ask for it; and what all attacks on one model share.
+"""What one attack computes once, however many of its parts ask for it; and what all attacks on one
+model share.
 
     with sharing_models():           # around attacks on many updates of one model
         for update in updates:
             with sharing():          # an attack on one update
                 …                    # its parts ask with `once(name, objects, make)`
 
-Values are told apart by the objects that they were made from, which are kept as long as the values. Outside of any scope nothing
-is kept.
+Values are told apart by the objects that they were made from, which are kept as long as the values.
+Outside of any scope nothing is kept.
 """
 
 from __future__ import annotations
@@ -47,12 +48,23 @@ def sharing_models() -> Iterator[None]:
         _MODEL.reset(token)
 
 
-def once(name: str, objects: tuple[Any, ...], make: Callable[[], Value], *more: Any, of_model: bool = False) -> Value:
-    """What `make()` gave for these very objects and equal `more`; `of_model` where no update has a part in it.
+def once(
+    name: str,
+    objects: tuple[Any, ...],
+    make: Callable[[], Value],
+    *more: Any,
+    of_model: bool = False,
+) -> Value:
+    """What `make()` gave for these very objects and equal `more`; `of_model` where no update has a
+    part in it.
 
     >>> made = []
     >>> with sharing():
-    ...     [once("length", (made,), lambda: len(made)), made.append(1), once("length", (made,), lambda: len(made))]
+    ...     [
+    ...         once("length", (made,), lambda: len(made)),
+    ...         made.append(1),
+    ...         once("length", (made,), lambda: len(made)),
+    ...     ]
     [0, None, 0]
     >>> once("length", (made,), lambda: len(made))
     1

@@ -1,4 +1,5 @@
-"""Who is told how far a call has come, where the caller does not say: a bar in a notebook, a line at a prompt, else nobody."""
+"""Who is told how far a call has come, where the caller does not say: a bar in a notebook, a line
+at a prompt, else nobody."""
 
 from __future__ import annotations
 
@@ -25,13 +26,15 @@ _BARS: ContextVar[bool] = ContextVar(
 
 
 def in_notebook() -> bool:
-    """Whether IPython runs this for a notebook, which shows HTML; at its prompt in a terminal it does not."""
+    """Whether IPython runs this for a notebook, which shows HTML; at its prompt in a terminal it
+    does not."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 class NotebookBar(Progress):
-    """The stage, how much of it is done where that is known, and what a search is at; it is gone when the call returns."""
+    """The stage, how much of it is done where that is known, and what a search is at; it is gone
+    when the call returns."""
 
     def __init__(self) -> None:
         shown: Any = import_module("IPython.display")  # there, where this is made
@@ -64,14 +67,21 @@ class NotebookBar(Progress):
             return
         self._drawn = time.monotonic()
         done = f'value="{self._share:.3f}"' if self._share == self._share else ""
-        words = ", ".join(filter(None, [self._stage, self._about, f"{self._drawn - self._start:.0f} s"]))
+        words = ", ".join(
+            filter(None, [self._stage, self._about, f"{self._drawn - self._start:.0f} s"])
+        )
         text = escape(plain(f"unsum: {words}"))
-        self._handle.update(self._html(f'<progress max="1" {done} aria-label="{text}"></progress> <span>{text}</span>'))
+        self._handle.update(
+            self._html(
+                f'<progress max="1" {done} aria-label="{text}"></progress> <span>{text}</span>'
+            )
+        )
 
 
 @contextmanager
 def watched(progress: Progress, *, prompt: bool = True) -> Iterator[Progress]:
-    """`progress`, or what a person at a notebook, or at a prompt, sees where nothing else was asked for."""
+    """`progress`, or what a person at a notebook, or at a prompt, sees where nothing else was asked
+    for."""
     if progress is not SILENT:
         yield progress
     elif _BARS.get():
@@ -88,7 +98,8 @@ def watched(progress: Progress, *, prompt: bool = True) -> Iterator[Progress]:
 
 
 def shown_in_notebooks(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """The same with a bar in a notebook, unless the caller gives a `progress`; elsewhere it is as silent as ever."""
+    """The same with a bar in a notebook, unless the caller gives a `progress`; elsewhere it is as
+    silent as ever."""
 
     @wraps(function)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Answer:

@@ -1,4 +1,5 @@
-"""Truth against Leak: the only place where an attack's answer meets what was really in the batch."""
+"""Truth against Leak: the only place where an attack's answer meets what was really in the
+batch."""
 
 from unsum.models.lpips import lpips_status
 from unsum.score.samples import SampleScore, score, score_samples, summarize

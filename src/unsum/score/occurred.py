@@ -1,4 +1,5 @@
-"""Which tokens or categories occurred, held against those that the client's samples asked its embeddings for."""
+"""Which tokens or categories occurred, held against those that the client's samples asked its
+embeddings for."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ _MOST = 0.5  # share of what a guess leaves open, from which the values that occ
 
 @dataclass(frozen=True)
 class RowsNamed:
-    """Of an embedding with so many `rows`, `total` occurred; an attack named some, of which `right` did.
+    """Of an embedding with so many `rows`, `total` occurred; an attack named some, of which `right`
+    did.
 
-    Whoever names as many rows without the update has `named · total / rows` of them right. Where every row occurred, there was
-    nothing to tell.
+    Whoever names as many rows without the update has `named · total / rows` of them right. Where
+    every row occurred, there was nothing to tell.
 
     >>> named = RowsNamed("embedding", rows=1000, total=63, named=63, right=63)
     >>> named.given_away, round(named.by_chance, 1)
@@ -46,16 +48,20 @@ class RowsNamed:
         wrong = self.named - self.right
         besides = f", and {wrong} that did not" if wrong else ""
         return (
-            f"The gradient of the embedding {self.embedding!r} names {self.right} of the {self.total} rows (tokens or "
-            f"categories) that occurred, of {self.rows:,} there are{besides}."
+            f"The gradient of the embedding {self.embedding!r} names {self.right} of the "
+            f"{self.total} rows (tokens or categories) that occurred, of {self.rows:,} there "
+            f"are{besides}."
         )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"given_away": self.given_away}
 
 
-def rows_named(found: Mapping[str, Tensor], model: nn.Module, run: Callable[[], Any]) -> list[RowsNamed]:
-    """The rows that were named, beside those that the model asks for in the client's own pass, `run`."""
+def rows_named(
+    found: Mapping[str, Tensor], model: nn.Module, run: Callable[[], Any]
+) -> list[RowsNamed]:
+    """The rows that were named, beside those that the model asks for in the client's own pass,
+    `run`."""
     if not found:
         return []
     modules = {name: model.get_submodule(name) for name in found}
@@ -64,7 +70,9 @@ def rows_named(found: Mapping[str, Tensor], model: nn.Module, run: Callable[[], 
         run()
     answers = []
     for name, module in modules.items():
-        true = {int(row) for part in seen[name] for row in part.unique()} - {getattr(module, "padding_idx", None)}
+        true = {int(row) for part in seen[name] for row in part.unique()} - {
+            getattr(module, "padding_idx", None)
+        }
         named = set(found[name].tolist())
         size = int(module.weight.shape[0])  # type: ignore[index]
         answers.append(RowsNamed(name, size, len(true), len(named), len(named & true)))

@@ -1,7 +1,8 @@
-"""How near one picture comes to another: PSNR, structural similarity, and whether they look alike up to their tone.
+"""How near one picture comes to another: PSNR, structural similarity, and whether they look alike
+up to their tone.
 
-Written out, and tested against torchmetrics: importing that takes longer than an audit, because it loads transformers, matplotlib
-and PyTorch's compiler.
+Written out, and tested against torchmetrics: importing that takes longer than an audit, because it
+loads transformers, matplotlib and PyTorch's compiler.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_PERFECT = 100.0  # dB at which a difference is below what float32 pixels hold; keeps averages finite
+# dB at which a difference is below what float32 pixels hold; keeps averages finite
+_PERFECT = 100.0
 _FLAT = 1e-12  # product of two pictures' deviations below which one of them is a single tone
 _WINDOW, _DEVIATION = 11, 1.5  # pixels, of the Gaussian window
 _C1, _C2 = 0.01**2, 0.03**2  # as published, for pixels in [0, 1]
@@ -25,10 +27,11 @@ def psnr(found: Tensor, true: Tensor) -> float:
 
 
 def picture_cosine(found: Tensor, true: Tensor) -> float:
-    """Of two (c, h, w) pictures without the mean of each channel: brightness, tint and contrast do not count.
+    """Of two (c, h, w) pictures without the mean of each channel: brightness, tint and contrast do
+    not count.
 
-    A dark, pale or tinted copy is as easy to recognize as the picture, and as far from it in pixels as gray. NaN where one of
-    the two is a single tone.
+    A dark, pale or tinted copy is as easy to recognize as the picture, and as far from it in pixels
+    as gray. NaN where one of the two is a single tone.
 
     >>> photo = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0))
     >>> round(picture_cosine(0.2 + 0.1 * photo, photo), 4)

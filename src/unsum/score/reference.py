@@ -36,11 +36,16 @@ _OWN = 0.5  # share of a public photo, up to its tone, from which a client's pic
 def guess(samples: Tensor, public: Tensor | None = None, diverse: Tensor | None = None) -> Tensor:
     """(B, n) for each of the samples (B, …) the nearest answer that needs no update, in float64.
 
-    `public` (k, n) or (k, …) are guesses from public data; `diverse` (B,) says for which samples the
-    mean of the others is one (none by default).
+    `public` (k, n) or (k, …) are guesses from public data; `diverse` (B,) says for which samples
+    the mean of the others is one (none by default).
 
-    >>> alike, apart = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [5.0, 4.0]])
-    >>> guess(alike, diverse=diverse_samples(alike)).tolist()  # nothing, instead of the sample itself
+    >>> alike, apart = (
+    ...     torch.tensor([[3.0, 4.0], [3.0, 4.0]]),
+    ...     torch.tensor([[3.0, 4.0], [5.0, 4.0]]),
+    ... )
+    >>> guess(  # nothing, instead of the sample itself
+    ...     alike, diverse=diverse_samples(alike)
+    ... ).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     >>> guess(apart, diverse=torch.tensor([True, True])).tolist()
     [[5.0, 4.0], [3.0, 4.0]]
@@ -71,7 +76,8 @@ def diverse_samples(samples: Tensor, public: Tensor | None = None) -> Tensor:
 
 
 def alike(samples: Tensor, public: Tensor | None = None) -> Tensor:
-    """(B, B) bool: whether two samples are so near that an answer for the one is one for the other."""
+    """(B, B) bool: whether two samples are so near that an answer for the one is one for the
+    other."""
     x = flat(samples)
     near = torch.cdist(x, x).square() < DIVERSE * distance(guess(x, public), x)[:, None]
     return near | torch.eye(len(x), dtype=torch.bool)
@@ -100,12 +106,16 @@ def public_picture(samples: Tensor) -> Tensor | None:
         return None
     color = torch.tensor(PHOTOS_MEAN, dtype=torch.float64)[:, None, None]
     channels, height, width = samples.shape[1:]
-    return (color if channels == 3 else color.mean(0, keepdim=True)).expand(channels, height, width).reshape(1, -1)
+    return (
+        (color if channels == 3 else color.mean(0, keepdim=True))
+        .expand(channels, height, width)
+        .reshape(1, -1)
+    )
 
 
 def public_inputs(samples: Tensor) -> Tensor | None:
-    """(k, …) inputs of the kind that are not this client's own: embedded photos for square pictures,
-    standard normal rows for rows of numbers. None where the package has none."""
+    """(k, …) inputs of the kind that are not this client's own: embedded photos for square
+    pictures, standard normal rows for rows of numbers. None where the package has none."""
     shape = tuple(samples.shape[1:])
     if are_pictures(samples) and shape[1] == shape[2]:
         photos = _photos(shape[1])
@@ -124,6 +134,9 @@ def _photos(side: int) -> Tensor:
 
 def _own(photos: Tensor, samples: Tensor) -> Tensor:
     """(k,) which of the public photos are among the client's samples, blends included."""
-    toneless = [flat(each - each.mean((2, 3), keepdim=True)) for each in (photos, samples.detach().cpu().float())]
+    toneless = [
+        flat(each - each.mean((2, 3), keepdim=True))
+        for each in (photos, samples.detach().cpu().float())
+    ]
     found, known = (rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30) for rows in toneless)
     return ((found @ known.T) >= math.sqrt(_OWN)).any(1)

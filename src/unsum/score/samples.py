@@ -1,7 +1,8 @@
 """One row of figures per true sample, and their summary.
 
-Which recovered sample stands for which true one is found afterwards, by the pairing that serves the attack best. Picture quality
-is one number per picture; averages are taken over these, never over the batch's pooled pixels.
+Which recovered sample stands for which true one is found afterwards, by the pairing that serves the
+attack best. Picture quality is one number per picture; averages are taken over these, never over
+the batch's pooled pixels.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from unsum.score.text import Sequences, score_text
 class SampleScore:
     """How well one true sample was recovered. NaN marks what could not be measured.
 
-    A sample that the attack did not find at all (`found` is None) is scored as what anybody could answer: a zero
-    feature vector, a mid-gray picture and a wrong label.
+    A sample that the attack did not find at all (`found` is None) is scored as what anybody could
+    answer: a zero feature vector, a mid-gray picture and a wrong label.
     """
 
     found: int | None  # index in the leak
@@ -54,11 +55,12 @@ def score(
 ) -> dict[str, float]:
     """Compare a leak with the truth; give whatever truth there is.
 
-    Returns means over the true samples (`psnr` is the mean of the per-image values), the worst feature error, and how
-    far the batch size is off. Samples are paired by features if given, else by images, else by targets. `tokens` are the
-    true sequences of a language model's batch.
+    Returns means over the true samples (`psnr` is the mean of the per-image values), the worst
+    feature error, and how far the batch size is off. Samples are paired by features if given, else
+    by images, else by targets. `tokens` are the true sequences of a language model's batch.
 
-    Per sample: PSNR = −10 log₁₀ mean (x̂ − x)² over the (3, h, w) picture, feature error ‖f̂ − f‖ / ‖f‖ over the (H,) features.
+    Per sample: PSNR = −10 log₁₀ mean (x̂ − x)² over the (3, h, w) picture, feature error ‖f̂ − f‖ /
+    ‖f‖ over the (H,) features.
 
     Examples:
         >>> import torch, unsum
@@ -76,7 +78,8 @@ def score(
 
 
 def summarize(leak: Leak, rows: list[SampleScore]) -> dict[str, float]:
-    """Means over the true samples, the worst feature error, and how far the batch size is off; without what is NaN."""
+    """Means over the true samples, the worst feature error, and how far the batch size is off;
+    without what is NaN."""
     names = [name for name in asdict(rows[0]) if name not in ("found", "label_from", "leakage")]
     summary = {name: fmean(getattr(row, name) for row in rows) for name in names}
     summary["worst_feature_error"] = max(row.feature_error for row in rows)
@@ -86,14 +89,22 @@ def summarize(leak: Leak, rows: list[SampleScore]) -> dict[str, float]:
 
 
 def score_samples(
-    leak: Leak, images: Tensor | None = None, targets: Tensor | None = None, features: Tensor | None = None
+    leak: Leak,
+    images: Tensor | None = None,
+    targets: Tensor | None = None,
+    features: Tensor | None = None,
 ) -> list[SampleScore]:
     """One `SampleScore` per true sample, in the truth's order."""
     rows = None if targets is None else target_rows(targets.cpu(), leak.targets.shape[1])
     pictures = None if images is None or leak.images is None else images.cpu().float()
-    if pictures is not None and leak.images is not None and pictures.shape[1:] != leak.images.shape[1:]:
+    if (
+        pictures is not None
+        and leak.images is not None
+        and pictures.shape[1:] != leak.images.shape[1:]
+    ):
         raise UnsumError(
-            f"True images are {tuple(pictures.shape[1:])} but recovered ones {tuple(leak.images.shape[1:])}."
+            f"True images are {tuple(pictures.shape[1:])} but recovered ones "
+            f"{tuple(leak.images.shape[1:])}."
         )
     if features is not None:
         partner = assign(leak.features, features)
@@ -102,21 +113,30 @@ def score_samples(
     elif rows is not None:
         partner = assign(leak.targets, rows)
     else:
-        raise UnsumError("score needs at least one of images, targets and features to compare with.")
+        raise UnsumError(
+            "score needs at least one of images, targets and features to compare with."
+        )
     scores = [
-        _score_one(leak, found, *(None if truth is None else truth[i].cpu() for truth in (pictures, features)))
+        _score_one(
+            leak,
+            found,
+            *(None if truth is None else truth[i].cpu() for truth in (pictures, features)),
+        )
         for i, found in enumerate(partner)
     ]
     return scores if rows is None else label_scores(scores, leak.targets, rows)
 
 
 def label_scores(scores: list[SampleScore], found: Tensor, true: Tensor) -> list[SampleScore]:
-    """The same with their labels scored: found rows (n, C), in no order of theirs, against the true ones (B, C)."""
+    """The same with their labels scored: found rows (n, C), in no order of theirs, against the true
+    ones (B, C)."""
     answers, truth = found.detach().cpu().double(), true.detach().cpu().double()
     if len(answers) == 0:
         answers = answers.new_zeros(0, truth.shape[1])
     pairs = pair_labels(
-        answers, truth, [one.found if one.found is None or one.found < len(answers) else None for one in scores]
+        answers,
+        truth,
+        [one.found if one.found is None or one.found < len(answers) else None for one in scores],
     )
     same = same_labels(answers, truth)
     return [
@@ -130,7 +150,9 @@ def label_scores(scores: list[SampleScore], found: Tensor, true: Tensor) -> list
     ]
 
 
-def _score_one(leak: Leak, found: int | None, image: Tensor | None, feature: Tensor | None) -> SampleScore:
+def _score_one(
+    leak: Leak, found: int | None, image: Tensor | None, feature: Tensor | None
+) -> SampleScore:
     error = cosine = quality = similarity = perceptual = alike = math.nan
     if feature is not None:
         truth = feature.double()
@@ -139,16 +161,23 @@ def _score_one(leak: Leak, found: int | None, image: Tensor | None, feature: Ten
         cosine = float(torch.cosine_similarity(answer, truth, dim=0))
     if image is not None and leak.images is not None:
         answer = torch.full_like(image, 0.5) if found is None else leak.images[found].cpu().float()
-        quality, similarity, perceptual = psnr(answer, image), ssim(answer, image), lpips(answer, image)
+        quality, similarity, perceptual = (
+            psnr(answer, image),
+            ssim(answer, image),
+            lpips(answer, image),
+        )
         alike = picture_cosine(answer, image)
-    return SampleScore(found, math.nan, math.nan, error, cosine, quality, similarity, perceptual, alike)
+    return SampleScore(
+        found, math.nan, math.nan, error, cosine, quality, similarity, perceptual, alike
+    )
 
 
 def assign(found: Tensor, true: Tensor) -> list[int | None]:
-    """For every row of `true`, the index of its partner in `found`, or None where `found` has too few rows.
+    """For every row of `true`, the index of its partner in `found`, or None where `found` has too
+    few rows.
 
-    The pairing minimizes the sum of squared distances (Hungarian algorithm), each capped at the true row's own squared
-    norm: a hopeless row must not decide where the good ones go.
+    The pairing minimizes the sum of squared distances (Hungarian algorithm), each capped at the
+    true row's own squared norm: a hopeless row must not decide where the good ones go.
     """
     a, b = found.flatten(1).double().cpu(), true.flatten(1).double().cpu()
     distances = torch.cdist(b, a).square()

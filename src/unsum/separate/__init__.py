@@ -65,20 +65,25 @@ def separate(
         model: the model the client trained, with the weights it started from.
         update: what the server received.
         method: a name from `unsum list`; `unsum.attack` chooses one by itself.
-        labels: (B,) class numbers or (B, C) probabilities if the attacker knows them, `None` if it must find them.
-        batch_size: B if the attacker knows it; taken from the update where the protocol discloses it.
+        labels: (B,) class numbers or (B, C) probabilities if the attacker knows them, `None` if it
+            must find them.
+        batch_size: B if the attacker knows it; taken from the update where the protocol discloses
+            it.
         device: where to compute; the model's own device by default.
         seed: fixes every random choice.
         progress: told the steps of the methods that iterate.
-        loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an object of
-            `unsum.losses`. Only `exact` knows other losses. By default cross-entropy, unless the update itself
-            contradicts that and one of `mse` and `bce` explains it.
-        time_limit: seconds after which a search gives the best answer so far, without a claim and with a note on what was left
-            untried: 60 by default, `math.inf` for as long as it takes. Methods that take a fixed number of steps have no limit
-            by default. Inside of another search's limit, what is left of that is the default. A pass over a large head is not
-            interrupted.
-        public: inputs that anyone could have, without labels: what features look like under noise (`adaptive`).
-        options: the method's own, as in `separate(model, update, "rgla", steps=5000, objectives=("w", "loss"))`.
+        loss: what the client minimized, if not cross-entropy: `bce`, `mse`, `focal:GAMMA`, or an
+            object of `unsum.losses`. Only `exact` knows other losses. By default cross-entropy,
+            unless the update itself contradicts that and one of `mse` and `bce` explains it.
+        time_limit: seconds after which a search gives the best answer so far, without a claim and
+            with a note on what was left
+            untried: 60 by default, `math.inf` for as long as it takes. Methods that take a fixed
+            number of steps have no limit by default. Inside of another search's limit, what is left
+            of that is the default. A pass over a large head is not interrupted.
+        public: inputs that anyone could have, without labels: what features look like under noise
+            (`adaptive`).
+        options: the method's own, as in `separate(model, update, "rgla", steps=5000,
+            objectives=("w", "loss"))`.
 
     Returns:
         A `Leak` in the attacker's own order, with its certificate.
@@ -125,7 +130,8 @@ def answered(
     public: Tensor | None = None,
     **options: Any,
 ) -> Leak:
-    """`separate`, with the error by which attacks choose among their answers, whatever speaks against it."""
+    """`separate`, with the error by which attacks choose among their answers, whatever speaks
+    against it."""
     check_seed(seed)
     other = declared(loss)
     disclosed = update.batch_size if labels is None and batch_size is None else batch_size
@@ -142,7 +148,9 @@ def answered(
     head = Head.of(model, update, device)
     separator = cast("Callable[..., Leak]", SEPARATORS[method])
     if other is not None and not takes(separator, "loss"):
-        raise UnsumError(f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}.")
+        raise UnsumError(
+            f"The attack {method!r} assumes cross-entropy; use 'exact' for the loss {other.name!r}."
+        )
     check_options(method, separator, options)
     at_hand = {"loss": other, "progress": progress, "model": model, "update": update}
     options |= {name: value for name, value in at_hand.items() if takes(separator, name)}
@@ -150,7 +158,9 @@ def answered(
     with limited_to(time_limit, progress, default=default) as deadline, sharing():
         leak = separator(head, knowledge, seed=seed, **options)
     if not bool(leak.features.isfinite().all()):
-        raise UnsumError(f"The attack {method!r} divided by zero on this gradient; use 'auto' or 'exact'.")
+        raise UnsumError(
+            f"The attack {method!r} divided by zero on this gradient; use 'auto' or 'exact'."
+        )
     if deadline.cut:  # a search that was cut short vouches for nothing
         leak = replace(leak, exact=False, notes=[deadline.sentence, *leak.notes])
     leak = withhold(leak, doubt_network(head, method, leak.loss))

@@ -1,12 +1,15 @@
-"""Cocktail Party at the last layer: the head's gradient as a mixture of features, unmixed by independent component analysis.
+"""Cocktail Party at the last layer: the head's gradient as a mixture of features, unmixed by
+independent component analysis.
 
-∇W = Gᵀ F: every class row mixes the B samples' features. Nothing but the batch size is used, no label and no softmax:
-components of the row space are sought that are as far from Gaussian as ReLU's sparse features are.
+∇W = Gᵀ F: every class row mixes the B samples' features. Nothing but the batch size is used, no
+label and no softmax: components of the row space are sought that are as far from Gaussian as ReLU's
+sparse features are.
 
-What is identifiable: F up to the order, sign and scale of its rows, since Gᵀ D⁻¹ · D F is the same gradient for every
-diagonal D. Rows of G sum to zero for every D, so that says nothing; the bias does: ∇b = Gᵀ 1 is linear in the scales and
-fixes all of them, sign included. Without a bias gradient the features keep a guessed scale. The labels then follow from Y
-= softmax(F Wᵀ + b) − B G. Samples of one label are no special case here, and soft labels neither; B ≤ C − 1. There is no
+What is identifiable: F up to the order, sign and scale of its rows, since Gᵀ D⁻¹ · D F is the same
+gradient for every diagonal D. Rows of G sum to zero for every D, so that says nothing; the bias
+does: ∇b = Gᵀ 1 is linear in the scales and fixes all of them, sign included. Without a bias
+gradient the features keep a guessed scale. The labels then follow from Y = softmax(F Wᵀ + b) − B G.
+Samples of one label are no special case here, and soft labels neither; B ≤ C − 1. There is no
 certificate: how independent features are is unknown.
 """
 
@@ -49,20 +52,25 @@ def cocktail(
     temperature: float = 5.0,
     sign: float = 0.0,
 ) -> Leak:
-    """Features by the fixed point of the contrast; `iterations` adds steps of Adam on the published objective."""
+    """Features by the fixed point of the contrast; `iterations` adds steps of Adam on the published
+    objective."""
     B = knowledge.known_batch_size
     if B is None:
         raise UnsumError(
-            "The attack 'cocktail' needs the batch size; give batch_size=, or use 'exact', which finds it."
+            "The attack 'cocktail' needs the batch size; give batch_size=, or use 'exact', which "
+            "finds it."
         )
     if min(head.classes - 1, head.W.shape[1]) < B:
         raise UnsumError(
-            f"'cocktail' cannot unmix {B} samples from {head.classes} classes; it needs more classes than samples."
+            f"'cocktail' cannot unmix {B} samples from {head.classes} classes; it needs more "
+            "classes than samples."
         )
     factors = head.factorize(rank=B)
     rank = int((factors.singular_values > _ROUNDING * factors.singular_values[0]).sum())
     if rank < B:
-        raise UnsumError(f"The gradient is of {rank} different samples and not of {B}; give that batch size.")
+        raise UnsumError(
+            f"The gradient is of {rank} different samples and not of {B}; give that batch size."
+        )
     rows = filtered(factors.A, domain)
     M = whitening(rows, B)
     Z, uncentered = (M @ rows).float(), (M @ factors.A).float()
@@ -81,28 +89,35 @@ def cocktail(
 
 
 def _with_scale(head: Head, factors: Factors, T: Tensor) -> tuple[Tensor, Tensor, list[str]]:
-    """Features (B, H) and G (B, C) from the components T A (B, H), with the scale that the bias fixes or a guess."""
+    """Features (B, H) and G (B, C) from the components T A (B, H), with the scale that the bias
+    fixes or a guess."""
     T = T * torch.where((T @ factors.A).sum(1, keepdim=True) < 0, -1.0, 1.0)
     notes = ["Independent component analysis carries no certificate."]
     Q = factors.U @ torch.linalg.inv(T)
     if head.grad_b is None:
-        notes.append("Without a bias gradient the scale of every sample's features is a guess, and its label with it.")
+        notes.append(
+            "Without a bias gradient the scale of every sample's features is a guess, and its "
+            "label with it."
+        )
         size = (T @ factors.A).square().mean(1).sqrt()
         return upright(T @ factors.A / size[:, None]), (Q * size).T, notes
     T, G = scaled(T, factors.U, head.grad_b)
     negative = int(((T @ factors.A).sum(1) < 0).sum())
     if negative:
         notes.append(
-            f"{negative} samples come out mostly negative, which features after ReLU are not: take them for wrong."
+            f"{negative} samples come out mostly negative, which features after ReLU are not: take "
+            "them for wrong."
         )
     return T @ factors.A, G.T, notes
 
 
 def filtered(rows: Tensor, domain: str, picture: tuple[int, ...] = ()) -> Tensor:
-    """The rows in which components are sought: differences (in both directions where rows are pictures), or centered values.
+    """The rows in which components are sought: differences (in both directions where rows are
+    pictures), or centered values.
 
-    Linear filters commute with the mixing. Differences of neighboring entries of two photos, or of two feature maps, are sparse
-    and hardly correlated, which is what the analysis asks for; the values themselves share brightness and channel means.
+    Linear filters commute with the mixing. Differences of neighboring entries of two photos, or of
+    two feature maps, are sparse and hardly correlated, which is what the analysis asks for; the
+    values themselves share brightness and channel means.
     """
     if domain not in DOMAINS:
         raise UnsumError(f"Components are sought in differences or in values, not in {domain!r}.")
@@ -115,19 +130,24 @@ def filtered(rows: Tensor, domain: str, picture: tuple[int, ...] = ()) -> Tensor
 
 
 def whitening(rows: Tensor, B: int) -> Tensor:
-    """(B, R) so that whitening @ rows has B uncorrelated rows of unit power, through the small Gram matrix, in float64."""
+    """(B, R) so that whitening @ rows has B uncorrelated rows of unit power, through the small Gram
+    matrix, in float64."""
     gram = rows.double() @ rows.T.double() / rows.shape[1]
     values, vectors = torch.linalg.eigh(gram)
     if not float(values[-B]) > 1e-14 * float(values[-1]):
-        raise UnsumError(f"The gradient is not a mixture of {B} different samples; give a smaller batch size.")
+        raise UnsumError(
+            f"The gradient is not a mixture of {B} different samples; give a smaller batch size."
+        )
     return (vectors[:, -B:] / values[-B:].sqrt()).T
 
 
 def fixed_point(Z: Tensor, generator: torch.Generator, iterations: int = 200) -> Tensor:
-    """(B, B) unmixing with orthonormal rows by FastICA's symmetric iteration with g = tanh, the slope of log cosh.
+    """(B, B) unmixing with orthonormal rows by FastICA's symmetric iteration with g = tanh, the
+    slope of log cosh.
 
-    v ← E[z g(vᵀz)] − E[g′(vᵀz)] v for all rows at once, then the nearest orthogonal matrix. A few tens of products replace the
-    thousands of gradient steps that were published; the stationary points are those of the same contrast.
+    v ← E[z g(vᵀz)] − E[g′(vᵀz)] v for all rows at once, then the nearest orthogonal matrix. A few
+    tens of products replace the thousands of gradient steps that were published; the stationary
+    points are those of the same contrast.
     """
     V: Tensor = torch.linalg.qr(torch.randn(len(Z), len(Z), generator=generator))[0].to(Z)
     for _ in range(iterations):
@@ -143,7 +163,8 @@ def fixed_point(Z: Tensor, generator: torch.Generator, iterations: int = 200) ->
 
 
 def negentropy(s: Tensor) -> Tensor:
-    """(B,) (E[log cosh s] − E[log cosh ν])² of rows of zero mean and unit power, ν standard normal: 0 for a Gaussian row.
+    """(B,) (E[log cosh s] − E[log cosh ν])² of rows of zero mean and unit power, ν standard normal:
+    0 for a Gaussian row.
 
     >>> negentropy(torch.tensor([[-1.0, 1.0]])).round(decimals=5)  # a coin: (log cosh 1 − 0.37457)²
     tensor([0.0035])
@@ -162,7 +183,8 @@ def alike(unit: Tensor, temperature: float) -> Tensor:
 
 
 def weaker_sign(x: Tensor) -> Tensor:
-    """The mean over rows of the weaker sign's share: pictures and ReLU's features are non-negative."""
+    """The mean over rows of the weaker sign's share: pictures and ReLU's features are
+    non-negative."""
     return torch.minimum(x.clamp_min(0).mean(1), (-x).clamp_min(0).mean(1)).mean()
 
 
@@ -172,15 +194,18 @@ def upright(x: Tensor) -> Tensor:
 
 
 def scaled(x: Tensor, grad_W: Tensor, grad_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Components with the scale that the bias fixes, and the mixing Gᵀ (R, B) that goes with them, in float64.
+    """Components with the scale that the bias fixes, and the mixing Gᵀ (R, B) that goes with them,
+    in float64.
 
-    With S = diag(s) X the gradient is ∇W = Q X, Q = Gᵀ diag(s), and Q follows from X by least squares. Every sample's bias input
-    is one, so ∇b = Gᵀ 1 = Q (1/s): a linear system in the B numbers 1/s, solved by its R ≥ B rows. Sign included.
+    With S = diag(s) X the gradient is ∇W = Q X, Q = Gᵀ diag(s), and Q follows from X by least
+    squares. Every sample's bias input is one, so ∇b = Gᵀ 1 = Q (1/s): a linear system in the B
+    numbers 1/s, solved by its R ≥ B rows. Sign included.
     """
     X = x.double()
     Q = torch.linalg.lstsq(X.T, grad_W.double().T).solution.T
     inverse = torch.linalg.lstsq(Q, grad_b.double().unsqueeze(1)).solution.squeeze(1)
-    # A component that the bias hardly feels gets no scale from it: the others' typical one is the better guess.
+    # A component that the bias hardly feels gets no scale from it: the others' typical one is the
+    # better guess.
     typical = inverse.abs().median().clamp_min(1e-300)
     inverse = torch.where(inverse.abs() < 1e-3 * typical, typical, inverse)
     return X / inverse.unsqueeze(1), Q * inverse
@@ -201,7 +226,8 @@ def descend(
     sparse: float = 0.0,
     picture: tuple[int, ...] = (),
 ) -> Tensor:
-    """Rows of unit length after so many steps of Adam on the published objective, negentropy first; see `unsum.peel.cocktail`."""
+    """Rows of unit length after so many steps of Adam on the published objective, negentropy first;
+    see `unsum.peel.cocktail`."""
     V = V.clone().requires_grad_()
     optimizer = torch.optim.Adam([V], lr=learning_rate, foreach=True)
     with torch.enable_grad():

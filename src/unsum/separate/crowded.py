@@ -1,12 +1,15 @@
-"""Crowded batches: labels granted, more samples than the gradient has directions (B ≥ C), and still every sample's features.
+"""Crowded batches: labels granted, more samples than the gradient has directions (B ≥ C), and still
+every sample's features.
 
-No rank is left for them: B samples in C − 1 directions. But most features are zero after a ReLU, so that each column of
-∇W mixes few samples only. First the atoms g_i ∝ p_i − y_i are learned from the sparsest columns: column j of ∇W is Σ_i f_ij g_i
-over the samples whose feature j is not zero, and such a sample pulls its own label's row below zero: the signs of a column
-say which classes take part in it. With few enough of them a column is worth more equations (C − 1) than it has unknowns, and the
-atoms follow: first the span of every class, then, in that span, the directions in which columns coincide because one sample alone
-is active there. Then every column is coded as a non-negative combination of the atoms, which gives every feature; and
-p = softmax(f Wᵀ + b), which neither used, says how long f is and how far it is off.
+No rank is left for them: B samples in C − 1 directions. But most features are zero after a ReLU, so
+that each column of ∇W mixes few samples only. First the atoms g_i ∝ p_i − y_i are learned from the
+sparsest columns: column j of ∇W is Σ_i f_ij g_i over the samples whose feature j is not zero, and
+such a sample pulls its own label's row below zero: the signs of a column say which classes take
+part in it. With few enough of them a column is worth more equations (C − 1) than it has unknowns,
+and the atoms follow: first the span of every class, then, in that span, the directions in which
+columns coincide because one sample alone is active there. Then every column is coded as a
+non-negative combination of the atoms, which gives every feature; and p = softmax(f Wᵀ + b), which
+neither used, says how long f is and how far it is off.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ _COINCIDE, _APART = 1e-3, 1e-2  # distances of unit vectors that are one directi
 _STRONG = 0.1  # size a class must have in a column to say something about it
 _UNSETTLED = 1e-3  # median misfit of a class's columns above which its corners are sought again
 _UNTRIED = "further steps of the crowded batch"
-# Times the predicted error, and the least of it, that the answer may leave of the gradient: more contradicts the prediction.
+# Times the predicted error, and the least of it, that the answer may leave of the gradient: more
+# contradicts the prediction.
 _CONTRADICTED, _AGREES = 3.0, 1e-2
 _AT_ONCE = 4096  # columns whose supports are solved for together
 
@@ -48,30 +52,39 @@ _AT_ONCE = 4096  # columns whose supports are solved for together
     needs="the gradient of the last layer and its bias; the labels; features after a ReLU",
 )
 def crowded(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
-    """Never certified: `predicted_error` is what the softmax says about the worst sample, and the notes about the others."""
+    """Never certified: `predicted_error` is what the softmax says about the worst sample, and the
+    notes about the others."""
     labels = _hard_labels(head, knowledge)
     if labels is None:
         raise UnsumError(
-            "crowded needs the labels of the batch, one class for each sample: grant them (labels=), or let a rule find them "
-            "(label_rule='ilrg' with batch_size=; on the command line --labels ilrg --batch-size-known)."
+            "crowded needs the labels of the batch, one class for each sample: grant them "
+            "(labels=), or let a rule find them (label_rule='ilrg' with batch_size=; on the "
+            "command line --labels ilrg --batch-size-known)."
         )
     if head.grad_b is None:
-        raise UnsumError("crowded needs the gradient of the last layer's bias, which this update lacks; use exact.")
+        raise UnsumError(
+            "crowded needs the gradient of the last layer's bias, which this update lacks; use "
+            "exact."
+        )
     counts = torch.bincount(labels, minlength=head.classes)
     if not bool(head.grad_W.any()):
         raise UnsumError("crowded needs a gradient of the last layer that is not zero; use 'auto'.")
     if _too_crowded(head, counts):
         raise UnsumError(
-            "crowded needs several times as many features as samples, and classes shared by a few; use exact."
+            "crowded needs several times as many features as samples, and classes shared by a few; "
+            "use exact."
         )
-    mean = (head.grad_b.double() * (1 if head.reduction == "mean" else 1 / len(labels))) + counts / len(labels)
+    mean = (
+        head.grad_b.double() * (1 if head.reduction == "mean" else 1 / len(labels))
+    ) + counts / len(labels)
     columns = sparsest_columns(head.grad_W, labels)
     atoms = learn_atoms(columns, labels, mean, torch.Generator().manual_seed(seed))
     return _leak(head, labels, atoms, _code_all(atoms, head.grad_W))
 
 
 def suits_crowded(head: Head, knowledge: Knowledge) -> bool:
-    """Whether labels are granted for more samples than the gradient has directions, all of which it shows, with a chance."""
+    """Whether labels are granted for more samples than the gradient has directions, all of which it
+    shows, with a chance."""
     labels = _hard_labels(head, knowledge)
     if labels is None or len(labels) < head.classes or head.grad_b is None:
         return False
@@ -81,7 +94,8 @@ def suits_crowded(head: Head, knowledge: Knowledge) -> bool:
 
 
 def _too_crowded(head: Head, counts: Tensor) -> bool:
-    """A class's samples must leave directions to tell them from the others, and columns in which they are alone."""
+    """A class's samples must leave directions to tell them from the others, and columns in which
+    they are alone."""
     return 2 * int(counts.max()) > head.classes or 4 * int(counts.sum()) > head.W.shape[1]
 
 
@@ -97,10 +111,14 @@ def _code_all(atoms: Tensor, grad_W: Tensor) -> Tensor:
     rough, parts = atoms.to(grad_W.dtype), []
     for X in grad_W.split(_CODED_AT_ONCE, dim=1):
         size = X.norm(dim=0).clamp_min(1e-30)
-        Z = code(rough, X / size, X.new_zeros(len(atoms), X.shape[1]), X.new_ones(()), _CODING_STEPS)
+        Z = code(
+            rough, X / size, X.new_zeros(len(atoms), X.shape[1]), X.new_ones(()), _CODING_STEPS
+        )
         sharp = on_support(rough, X / size, Z, _LEAST_PART)
         better = (rough.T @ sharp - X / size).norm(dim=0) < (rough.T @ Z - X / size).norm(dim=0)
-        parts.append(torch.where(better & (sharp.amin(0) >= -_LEAST_PART), sharp.clamp_min(0), Z) * size)
+        parts.append(
+            torch.where(better & (sharp.amin(0) >= -_LEAST_PART), sharp.clamp_min(0), Z) * size
+        )
     return torch.cat(parts, dim=1)
 
 
@@ -118,7 +136,9 @@ def _leak(head: Head, labels: Tensor, atoms: Tensor, F: Tensor) -> Leak:
     )
     targets = torch.nn.functional.one_hot(labels, head.classes).double()
     predicted = float(errors.max())
-    leak = uncertified("crowded", head, logits, targets, features, [note], predicted_error=predicted)
+    leak = uncertified(
+        "crowded", head, logits, targets, features, [note], predicted_error=predicted
+    )
     return replace(leak, predicts=leak.residual < _CONTRADICTED * max(predicted, _AGREES))
 
 
@@ -134,15 +154,22 @@ def sparsest_columns(grad_W: Tensor, labels: Tensor) -> Columns:
     """Those with the fewest classes below zero, but with some."""
     below = grad_W < -1e-6 * grad_W.abs().amax(0)
     classes = below.sum(0)
-    order = torch.where(classes > 0, classes, len(below) + 1).argsort(stable=True)[: _COLUMNS_PER_SAMPLE * len(labels)]
+    order = torch.where(classes > 0, classes, len(below) + 1).argsort(stable=True)[
+        : _COLUMNS_PER_SAMPLE * len(labels)
+    ]
     order = order[classes[order] > 0]
     X = grad_W[:, order].double()
     return Columns(X / X.norm(dim=0), below[labels][:, order].double())
 
 
-def learn_atoms(columns: Columns, labels: Tensor, mean: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, C) unit vectors, one per sample, in the order of `labels`; `mean` (C,) is the batch's average p."""
-    noise = torch.randn(len(labels), len(mean), generator=generator, dtype=torch.float64).to(mean.device)
+def learn_atoms(
+    columns: Columns, labels: Tensor, mean: Tensor, generator: torch.Generator
+) -> Tensor:
+    """(B, C) unit vectors, one per sample, in the order of `labels`; `mean` (C,) is the batch's
+    average p."""
+    noise = torch.randn(len(labels), len(mean), generator=generator, dtype=torch.float64).to(
+        mean.device
+    )
     atoms = mean * (1 + 0.3 * noise) - torch.nn.functional.one_hot(labels, len(mean))
     shared = [members for c in labels.unique() if len(members := (labels == c).nonzero()[:, 0]) > 1]
     atoms = torch.nn.functional.normalize(atoms, dim=1)
@@ -158,24 +185,36 @@ def learn_atoms(columns: Columns, labels: Tensor, mean: Tensor, generator: torch
             atoms[members] = _corners(atoms[members], Z[members][:, misfit < misfit.median()])
         atoms, _, misfit = _learned(columns, atoms, None)
         parts = [(members, misfit[columns.allowed[members[0]] > 0]) for members in shared]
-        unsettled = [members for members, off in parts if len(off) and float(off.median()) > _UNSETTLED]
+        unsettled = [
+            members for members, off in parts if len(off) and float(off.median()) > _UNSETTLED
+        ]
         if not unsettled:
             break
     return atoms
 
 
-def _learned(columns: Columns, atoms: Tensor, signed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _learned(
+    columns: Columns, atoms: Tensor, signed: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Atoms and codes in turn, with what they miss of every column.
 
-    Atoms that are `signed`, of classes still open, are only a basis of their class's span, with coefficients of either sign.
-    Where none is, small coefficients are set to zero: without that, wider cones would fit as well.
+    Atoms that are `signed`, of classes still open, are only a basis of their class's span, with
+    coefficients of either sign. Where none is, small coefficients are set to zero: without that,
+    wider cones would fit as well.
     """
     Z = torch.zeros_like(columns.allowed)
     misfit = columns.X.norm(dim=0)
     for _ in range(_SPARSE_ROUNDS if signed is None else _SPAN_ROUNDS):
         if out_of_time(_UNTRIED):
             break
-        Z = code(atoms, columns.X, Z, columns.allowed, 2 * _STEPS if signed is None else _STEPS, signed=signed)
+        Z = code(
+            atoms,
+            columns.X,
+            Z,
+            columns.allowed,
+            2 * _STEPS if signed is None else _STEPS,
+            signed=signed,
+        )
         used = on_support(atoms, columns.X, Z, _SMALLEST) if signed is None else Z
         misfit = (atoms.T @ used - columns.X).norm(dim=0)
         atoms = _refitted(atoms, used, columns.X, misfit)
@@ -183,10 +222,12 @@ def _learned(columns: Columns, atoms: Tensor, signed: Tensor | None) -> tuple[Te
 
 
 def _refitted(atoms: Tensor, Z: Tensor, X: Tensor, misfit: Tensor) -> Tensor:
-    """Least squares for the atoms; columns that do not fit (a sample hides in the signs) count less."""
+    """Least squares for the atoms; columns that do not fit (a sample hides in the signs) count
+    less."""
     weight = (misfit + 0.1 * misfit.median()).pow(-1.5)
     normal = (Z * weight) @ Z.T
-    least = (1e-10 * normal.diagonal().mean()).clamp_min(torch.finfo(Z.dtype).tiny)  # where no column uses any atom
+    # where no column uses any atom
+    least = (1e-10 * normal.diagonal().mean()).clamp_min(torch.finfo(Z.dtype).tiny)
     normal = normal + least * torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
     fitted = torch.linalg.solve(normal, (Z * weight) @ X.T)
     unused = Z.abs().sum(1) < 1e-9
@@ -212,15 +253,29 @@ def _corners(basis: Tensor, Z: Tensor) -> Tensor:
     return basis
 
 
-def code(atoms: Tensor, X: Tensor, Z: Tensor, allowed: Tensor, steps: int, *, signed: Tensor | None = None) -> Tensor:
-    """(B, N) coefficients z ≥ 0 of x = Σ_i z_i g_i after some accelerated projected-gradient steps from `Z`; 0 if not `allowed`.
+def code(
+    atoms: Tensor,
+    X: Tensor,
+    Z: Tensor,
+    allowed: Tensor,
+    steps: int,
+    *,
+    signed: Tensor | None = None,
+) -> Tensor:
+    """(B, N) coefficients z ≥ 0 of x = Σ_i z_i g_i after some accelerated projected-gradient steps
+    from `Z`; 0 if not `allowed`.
 
-    Written by hand because scipy's `nnls` takes one column at a time: a hundred thousand of them would take minutes.
-    Rows that are `signed` (B,) may be negative: their atoms stand for a span whose corners are not known yet.
+    Written by hand because scipy's `nnls` takes one column at a time: a hundred thousand of them
+    would take minutes. Rows that are `signed` (B,) may be negative: their atoms stand for a span
+    whose corners are not known yet.
     """
     K, q = atoms @ atoms.T, atoms @ X
     steepest = torch.linalg.eigvalsh(K.double())[-1].to(K.dtype)
-    floor = torch.zeros_like(K[:, :1]) if signed is None else torch.where(signed, -torch.inf, 0.0)[:, None].to(K.dtype)
+    floor = (
+        torch.zeros_like(K[:, :1])
+        if signed is None
+        else torch.where(signed, -torch.inf, 0.0)[:, None].to(K.dtype)
+    )
     ahead, momentum = Z, 1.0
     for _ in range(steps):
         if out_of_time(_UNTRIED):
@@ -233,7 +288,8 @@ def code(atoms: Tensor, X: Tensor, Z: Tensor, allowed: Tensor, steps: int, *, si
 
 
 def on_support(atoms: Tensor, X: Tensor, Z: Tensor, smallest: float) -> Tensor:
-    """The least-squares coefficients with everything below `smallest` of a column's largest set to zero, in float64."""
+    """The least-squares coefficients with everything below `smallest` of a column's largest set to
+    zero, in float64."""
     K, q = (atoms @ atoms.T).double(), (atoms @ X).double()
     used = smallest * Z.amax(0) < Z
     solved = []

@@ -20,9 +20,10 @@ from unsum.registry import Registry
 class Separator(Protocol):
     """Takes the head with its gradient and what was granted; `seed` fixes every random choice.
 
-    Further keyword-only arguments with defaults are the method's options: `separate(..., name=value)` passes them on and
-    reads their names from the signature. One called `progress` gets the caller's `progress`; those called `model` and `update`
-    get these, for methods that need more than the head.
+    Further keyword-only arguments with defaults are the method's options: `separate(...,
+    name=value)` passes them on and reads their names from the signature. One called `progress` gets
+    the caller's `progress`; those called `model` and `update` get these, for methods that need more
+    than the head.
     """
 
     def __call__(self, head: Head, knowledge: Knowledge, *, seed: int) -> Leak: ...
@@ -51,11 +52,22 @@ def uncertified(
     """A leak that claims no exactness, and no error unless one is given."""
     residual = relative_misfit(head, logits, targets, features) if residual is None else residual
     features = features.to(working_type(head))
-    return Leak(method, targets, logits, features, residual, predicted_error, False, scale=scale, notes=notes)
+    return Leak(
+        method,
+        targets,
+        logits,
+        features,
+        residual,
+        predicted_error,
+        False,
+        scale=scale,
+        notes=notes,
+    )
 
 
 def relative_misfit(head: Head, logits: Tensor, targets: Tensor, features: Tensor) -> float:
-    """‖Gᵀ F − ∇W‖ / ‖∇W‖ with G = (softmax(logits) − targets), over B for a mean loss; in float64, block by block."""
+    """‖Gᵀ F − ∇W‖ / ‖∇W‖ with G = (softmax(logits) − targets), over B for a mean loss; in float64,
+    block by block."""
     size = len(targets) if head.reduction == "mean" else 1
     Gt = ((logits.double().softmax(1) - targets.double()) / size).T
     squares = torch.zeros(2, dtype=torch.float64, device=Gt.device)

@@ -1,4 +1,5 @@
-"""Options of a separator: read from its signature, refused in one sentence when they do not exist or make no sense."""
+"""Options of a separator: read from its signature, refused in one sentence when they do not exist
+or make no sense."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def takes(separator: Callable[..., Any], argument: str) -> bool:
 
 
 def steps_of(separator: Callable[..., Any]) -> int | None:
-    """How many steps a separator takes unless told otherwise, where it takes a fixed number of them."""
+    """How many steps a separator takes unless told otherwise, where it takes a fixed number of
+    them."""
     option = inspect.signature(separator).parameters.get("steps")
     return None if option is None else int(option.default)
 
@@ -43,7 +45,8 @@ def check_options(method: str, separator: Callable[..., Any], options: Iterable[
         if not known:
             raise UnsumError(f"The attack {method!r} takes no options; leave {name!r} out.")
         raise UnsumError(
-            f"The attack {method!r} has no option {name!r}; {nearest(name, known)}Its options: {', '.join(known)}."
+            f"The attack {method!r} has no option {name!r}; {nearest(name, known)}Its options: "
+            f"{', '.join(known)}."
         )
 
 
@@ -58,7 +61,9 @@ def whole(name: str, value: Any, least: int) -> int:
     """`value` if it is a whole number of at least `least`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
-    raise UnsumError(f"The option {name!r} must be a whole number of at least {least}, not {value!r}.")
+    raise UnsumError(
+        f"The option {name!r} must be a whole number of at least {least}, not {value!r}."
+    )
 
 
 def positive(name: str, value: Any) -> float:

@@ -1,11 +1,13 @@
 """One client in several rounds, on the same data: more equations for the same features.
 
-Every round r gives  α_r T̃ᵀ (softmax(T K_r + b_r) − Y) = U_rᵀ  with weights W_r of its own, and one T for all of them if the
-features are the same: A spans the rows of all gradients together. Noise is averaged, and what one round leaves open another may
-decide. Features move with the body of the network; where they moved by more than the noise, the rounds do not fit together, and
-that shows in the misfit.
+Every round r gives  α_r T̃ᵀ (softmax(T K_r + b_r) − Y) = U_rᵀ  with weights W_r of its own, and one
+T for all of them if the features are the same: A spans the rows of all gradients together. Noise is
+averaged, and what one round leaves open another may decide. Features move with the body of the
+network; where they moved by more than the noise, the rounds do not fit together, and that shows in
+the misfit.
 
-The rounds' heads stand below each other, as one head of n·C classes; rounds that say the same count as one.
+The rounds' heads stand below each other, as one head of n·C classes; rounds that say the same count
+as one.
 """
 
 from __future__ import annotations
@@ -56,7 +58,11 @@ class Together:
 
     def alike(self) -> tuple[int, int] | None:
         """Two rounds whose predictions differ by less than the noise shows: they are one round."""
-        observation, candidate, n = self.question.observation, self.question.candidate, len(self.heads)
+        observation, candidate, n = (
+            self.question.observation,
+            self.question.candidate,
+            len(self.heads),
+        )
         P = candidate.equation.probabilities(candidate.at.T).unflatten(1, (n, -1))  # (B, n, C)
         T, weight = candidate.equation.extended(candidate.at.T), observation.weight.view(n, -1)
         for first in range(n):
@@ -78,7 +84,9 @@ class Together:
         return replace(leak, targets=leak.targets[:, :C], logits=leak.logits[:, :C])
 
 
-def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: int) -> Together | str:
+def _solved(
+    heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: int
+) -> Together | str:
     """The answer, or a sentence that says why there is none."""
     best = min(single, key=lambda leak: leak.predicted_error)
     targets = _hard(best, knowledge)
@@ -87,24 +95,34 @@ def _solved(heads: list[Head], single: list[Leak], knowledge: Knowledge, seed: i
     B, whole = best.batch_size, _joined(heads, torch.cat)  # one head of all rounds' classes
     observation = observe_stacked(whole, heads, None)
     if observation.rank > B:
-        return f"they have {observation.rank} directions, and {B} samples were found in one of them."
+        return (
+            f"they have {observation.rank} directions, and {B} samples were found in one of them."
+        )
     if knowledge.known_batch_size is not None and observation.rank < B:
         observation = observe_stacked(whole, heads, B)
     observation = _scaled_alike(observation, best, targets)
     starts = [(leak.features.double() @ observation.A.T, _hard(leak, knowledge)) for leak in single]
-    answers = [_candidate(observation, T, Y, best) for T, Y in starts if Y is not None and len(T) == B]
+    answers = [
+        _candidate(observation, T, Y, best) for T, Y in starts if Y is not None and len(T) == B
+    ]
     found = min(answers, key=lambda answer: answer.certificate.misfit)
     if found.certificate.misfit > EXPLAINED:
-        return f"one batch misses them by {found.certificate.misfit:.1e} times their noise; features moved, or data differ."
+        return (
+            f"one batch misses them by {found.certificate.misfit:.1e} times their noise; features "
+            "moved, or data differ."
+        )
     others = (answer for answer in answers if answer is not found)
     Y = found.Y[:, : heads[0].classes]
-    at_random = (_candidate(observation, T, Y, best) for T in _random_starts(observation, heads, Y, seed))
+    at_random = (
+        _candidate(observation, T, Y, best) for T in _random_starts(observation, heads, Y, seed)
+    )
     found = _confirmed(found, itertools.chain(others, at_random))
     return Together(Question(whole, observation, found, knowledge), heads)
 
 
 def _hard(leak: Leak, knowledge: Knowledge) -> Tensor | None:
-    """(B, C) the targets of a round's answer: those that were granted, or hard ones where all of them nearly are."""
+    """(B, C) the targets of a round's answer: those that were granted, or hard ones where all of
+    them nearly are."""
     Y = leak.targets.double()
     if knowledge.labels is not None:
         return Y
@@ -113,7 +131,8 @@ def _hard(leak: Leak, knowledge: Knowledge) -> Tensor | None:
 
 
 def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Observation:
-    """Every round as if its gradient had been multiplied as that of the best answer was, which tells by how much it was."""
+    """Every round as if its gradient had been multiplied as that of the best answer was, which
+    tells by how much it was."""
     n = observation.loss.heads
     at = _start(observation, best.features.double() @ observation.A.T, best)
     G = observation.loss.gradient(at.T @ observation.K + observation.b, targets.repeat(1, n))
@@ -125,7 +144,11 @@ def _scaled_alike(observation: Observation, best: Leak, targets: Tensor) -> Obse
     noise = replace(observation.noise, level=observation.noise.level * rows)
     grad_b = None if observation.grad_b is None else observation.grad_b * rows
     return replace(
-        observation, U=observation.U * rows[:, None], grad_b=grad_b, noise=noise, weight=observation.weight / rows
+        observation,
+        U=observation.U * rows[:, None],
+        grad_b=grad_b,
+        noise=noise,
+        weight=observation.weight / rows,
     )
 
 
@@ -134,17 +157,23 @@ def _start(observation: Observation, T: Tensor, best: Leak) -> Unknowns:
 
 
 def _candidate(observation: Observation, T: Tensor, Y: Tensor, best: Leak) -> Candidate:
-    """Solved from one start, with the scale of the best round's answer: known, or solved for as well."""
+    """Solved from one start, with the scale of the best round's answer: known, or solved for as
+    well."""
     equation = replace(
-        observation.equation(), Y=Y.repeat(1, observation.loss.heads), alpha_free=abs(best.scale - 1) > 1e-12
+        observation.equation(),
+        Y=Y.repeat(1, observation.loss.heads),
+        alpha_free=abs(best.scale - 1) > 1e-12,
     )
     at = _start(observation, T, best)
     solved = solve(equation, at, _ITERATIONS, in_noise_units=True)
     return reweighted(observation, equation, solved if solved.is_sound else at)
 
 
-def _random_starts(observation: Observation, heads: list[Head], Y: Tensor, seed: int) -> Iterator[Tensor]:
-    """(B, R) the rounds' own regressions over classes, each turned at random among the samples of a label."""
+def _random_starts(
+    observation: Observation, heads: list[Head], Y: Tensor, seed: int
+) -> Iterator[Tensor]:
+    """(B, R) the rounds' own regressions over classes, each turned at random among the samples of a
+    label."""
     generator = torch.Generator().manual_seed(seed)
     parts = [observe(head, len(Y)) for head in heads]
     lines = [(part, fit_class_line(part)) for part in parts if part.rank > 0]
@@ -154,7 +183,8 @@ def _random_starts(observation: Observation, heads: list[Head], Y: Tensor, seed:
 
 
 def _confirmed(found: Candidate, others: Iterable[Candidate]) -> Candidate:
-    """Counts the starts that led to the same answer; one that led to another, which fits as well, takes the count away."""
+    """Counts the starts that led to the same answer; one that led to another, which fits as well,
+    takes the count away."""
     for other in others:
         if distance(found.at.T, other.at.T) < SAME_SOLUTION:
             return replace(found, confirmations=1)
@@ -164,7 +194,8 @@ def _confirmed(found: Candidate, others: Iterable[Candidate]) -> Candidate:
 
 
 def of_equal_weights(groups: list[list[Head]]) -> list[list[Head]]:
-    """Groups joined whose first heads are equal: the same weights on the same batch send the same gradient."""
+    """Groups joined whose first heads are equal: the same weights on the same batch send the same
+    gradient."""
     joined: list[list[Head]] = []
     for group in groups:
         same = next((other for other in joined if _equal(other[0], group[0])), None)
@@ -182,11 +213,14 @@ def _equal(one: Head, other: Head) -> bool:
 
 
 def merged(group: list[Head]) -> Head:
-    """Rounds that say the same as one: the mean of their gradients where noise was added, else any of them."""
+    """Rounds that say the same as one: the mean of their gradients where noise was added, else any
+    of them."""
     if len(group) == 1 or not any(measure_noise(head).added for head in group):
         return group[0]
     like = group[0].W
-    return _joined(group, lambda parts: torch.stack([part.double() for part in parts]).mean(0).to(like))
+    return _joined(
+        group, lambda parts: torch.stack([part.double() for part in parts]).mean(0).to(like)
+    )
 
 
 def _joined(heads: list[Head], join: Callable[[list[Tensor]], Tensor]) -> Head:
@@ -199,12 +233,17 @@ def _joined(heads: list[Head], join: Callable[[list[Tensor]], Tensor]) -> Head:
 
 
 def observe_stacked(head: Head, heads: list[Head], batch_size: int | None) -> Observation:
-    """What all rounds say: rows in units of their own noise, so that a loud round does not turn the basis."""
+    """What all rounds say: rows in units of their own noise, so that a loud round does not turn the
+    basis."""
     every = [measure_noise(one) for one in heads]
     noise = Noise(
-        torch.cat([one.level for one in every]), any(one.added for one in every), max(one.relative for one in every)
+        torch.cat([one.level for one in every]),
+        any(one.added for one in every),
+        max(one.relative for one in every),
     )
-    return observed(head, factorize(head, noise, batch_size), noise, StackedCrossEntropy(len(heads)))
+    return observed(
+        head, factorize(head, noise, batch_size), noise, StackedCrossEntropy(len(heads))
+    )
 
 
 def separate_rounds(
@@ -215,25 +254,31 @@ def separate_rounds(
     device: torch.device | str | None = None,
     seed: int = 0,
 ) -> Leak:
-    """`separate` for a client that trained on the same batch in several rounds. Only for data that are known to repeat.
+    """`separate` for a client that trained on the same batch in several rounds. Only for data that
+    are known to repeat.
 
-    With the same features F (B, H) in every round r, ∇W_r = α (P_r − Y)ᵀ F: n rounds are one head of n·C classes.
+    With the same features F (B, H) in every round r, ∇W_r = α (P_r − Y)ᵀ F: n rounds are one head
+    of n·C classes.
 
     Rounds whose weights are equal, or so nearly that the noise hides the difference, count as one.
 
     Args:
-        rounds: for each round the model with the weights that were sent, and the update that came back.
+        rounds: for each round the model with the weights that were sent, and the update that came
+            back.
         labels, batch_size, device, seed: as for `separate`.
 
     Returns:
-        One `Leak` for all rounds, or the best of the single ones, with a note, where the rounds do not fit together.
+        One `Leak` for all rounds, or the best of the single ones, with a note, where the rounds do
+        not fit together.
 
     Examples:
         >>> import torch, unsum
         >>> _ = torch.manual_seed(0)
         >>> inputs, labels = torch.randn(3, 64), torch.tensor([4, 4, 1])
         >>> models = [torch.nn.Linear(64, 20) for _ in range(2)]
-        >>> leak = unsum.separate_rounds([(model, unsum.capture(model, inputs, labels)) for model in models])
+        >>> leak = unsum.separate_rounds(
+        ...     [(model, unsum.capture(model, inputs, labels)) for model in models]
+        ... )
         >>> sorted(leak.labels.tolist()), leak.exact
         ([1, 4, 4], True)
     """
@@ -245,9 +290,13 @@ def separate_rounds(
     odd = next((head for head in heads if head.W.shape != heads[0].W.shape), None)
     if odd is not None:
         shapes = f"{tuple(heads[0].W.shape)} and {tuple(odd.W.shape)}"
-        raise UnsumError(f"The rounds are of different models: their heads have the shapes {shapes}.")
+        raise UnsumError(
+            f"The rounds are of different models: their heads have the shapes {shapes}."
+        )
     leak = _separated([[head] for head in heads], knowledge, seed)
-    leak = withhold(leak, [doubt for head in heads for doubt in doubt_network(head, "exact", leak.loss)][:1])
+    leak = withhold(
+        leak, [doubt for head in heads for doubt in doubt_network(head, "exact", leak.loss)][:1]
+    )
     return replace(leak, knowledge=knowledge, seconds=time.perf_counter() - start).published()
 
 
@@ -258,11 +307,18 @@ def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Lea
     single = [exact(head, knowledge, seed=seed) for head in heads]
     total = sum(map(len, groups))
     if len(heads) == 1:
-        return _with_note(single[0], f"{total} rounds of equal weights count as one.") if total > 1 else single[0]
+        return (
+            _with_note(single[0], f"{total} rounds of equal weights count as one.")
+            if total > 1
+            else single[0]
+        )
     place = min(range(len(single)), key=lambda place: single[place].predicted_error)
     best = single[place]
     together: Together | str = "nothing could be solved for all of them."
-    with suppress(*_FAILED), few_threads(heads[0].classes * len(heads) * max(leak.batch_size for leak in single)):
+    with (
+        suppress(*_FAILED),
+        few_threads(heads[0].classes * len(heads) * max(leak.batch_size for leak in single)),
+    ):
         together = _solved(heads, single, knowledge, seed)
     if isinstance(together, str):
         where = f"The answer is of round {place + 1} of {len(heads)} alone."
@@ -278,9 +334,14 @@ def _separated(groups: list[list[Head]], knowledge: Knowledge, seed: int) -> Lea
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _with_note(best, f"{total} rounds together leave nothing that could be inverted.")
     if best.exact and not leak.exact and together.agrees_with(best):
-        note = f"{total} rounds fit together, but their weights leave more open than one of them does."
+        note = (
+            f"{total} rounds fit together, but their weights leave more open than one of them does."
+        )
         return _with_note(best, note)
-    note = f"{total} rounds were solved together; one round alone predicted {best.predicted_error:.1e}."
+    note = (
+        f"{total} rounds were solved together; one round alone predicted "
+        f"{best.predicted_error:.1e}."
+    )
     return _with_note(leak, note)
 
 

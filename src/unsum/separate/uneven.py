@@ -1,9 +1,11 @@
-"""Samples that count unequally: uneven micro-batches, clients averaged by their sizes, losses with weights of their own.
+"""Samples that count unequally: uneven micro-batches, clients averaged by their sizes, losses with
+weights of their own.
 
-∇W = Σ_i a_i (p_i − y_i) f_iᵀ, with a factor for every sample instead of one for all: B more unknowns than the one equation has.
-The regression over classes says what all samples of a label weigh together, so each label's samples share that at first, and
-the equation is solved for T and every log a_i together. Nothing is claimed about the answer: a sample that counts twice may
-be two that are nearly alike, and only who knows the weights could tell.
+∇W = Σ_i a_i (p_i − y_i) f_iᵀ, with a factor for every sample instead of one for all: B more
+unknowns than the one equation has. The regression over classes says what all samples of a label
+weigh together, so each label's samples share that at first, and the equation is solved for T and
+every log a_i together. Nothing is claimed about the answer: a sample that counts twice may be two
+that are nearly alike, and only who knows the weights could tell.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ def uneven(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
     with few_threads(observation.U.numel()):
         best = _best(observation, knowledge.targets(head.classes), seed)
     if best is None:
-        return replace(nothing_found(head, knowledge, "No start led to samples of unequal weights."), method="uneven")
+        return replace(
+            nothing_found(head, knowledge, "No start led to samples of unequal weights."),
+            method="uneven",
+        )
     return best.leak(clean)
 
 
@@ -67,9 +72,14 @@ def _refusal(observation: Observation) -> str:
     if R == 0:
         return "Nothing in the gradient stands out of its noise."
     if (C - 1 - R) * (R + 1) < _SPARE:
-        return f"{R} directions are too many for {C} classes, where every sample has a weight of its own."
+        return (
+            f"{R} directions are too many for {C} classes, where every sample has a weight of its "
+            "own."
+        )
     if not can_be_dense(R * R, C):
-        raise UnsumError(f"Unequal weights are sought for fewer samples than {R} of {C} classes; use 'exact'.")
+        raise UnsumError(
+            f"Unequal weights are sought for fewer samples than {R} of {C} classes; use 'exact'."
+        )
     return ""
 
 
@@ -83,7 +93,8 @@ class _Answer:
     @property
     def misfit(self) -> float:
         """In standard deviations of the noise; columns sum to zero, so one row says nothing new."""
-        (C, columns), unknowns = self.here.residual.shape, self.here.at.vector.numel() - 1  # no floor
+        # no floor
+        (C, columns), unknowns = self.here.residual.shape, self.here.at.vector.numel() - 1
         found = float(self.here.cost / max((C - 1) * columns - unknowns, 1)) ** 0.5
         return found if found == found else float("inf")
 
@@ -95,7 +106,9 @@ class _Answer:
             return torch.full_like(size, torch.inf)
         # Nor are factors other by more than their own size.
         covariance, _ = scatter_of(self.here, prior_of(T, least, 1 + len(T)))
-        outside = noise_outside(self.here, self.observation.noise.level, self.observation.A.shape[1])
+        outside = noise_outside(
+            self.here, self.observation.noise.level, self.observation.A.shape[1]
+        )
         return (covariance.diagonal() * least**2 + outside.square()).sqrt() / size
 
     def leak(self, head: Head) -> Leak:
@@ -115,7 +128,8 @@ class _Answer:
             predicted_error=float(errors.max()),
             scale=total,
         )
-        return replace(leak, weights=a / a.mean(), predicts=False)  # nobody asked what else explains the gradient
+        # nobody asked what else explains the gradient
+        return replace(leak, weights=a / a.mean(), predicts=False)
 
 
 def _notes(factors: Tensor, misfit: float) -> list[str]:
@@ -125,8 +139,8 @@ def _notes(factors: Tensor, misfit: float) -> list[str]:
     if most < _ALIKE * least:
         return ["Samples count alike, although each might have had a weight of its own."]
     return [
-        f"Samples count unequally: from {least:.3g} to {most:.3g} times their mean. Nothing is claimed, because one that counts "
-        "twice may be two that are nearly alike."
+        f"Samples count unequally: from {least:.3g} to {most:.3g} times their mean. Nothing is "
+        "claimed, because one that counts twice may be two that are nearly alike."
     ]
 
 
@@ -135,7 +149,9 @@ def _best(observation: Observation, targets: Tensor | None, seed: int) -> _Answe
     generator, best = torch.Generator().manual_seed(seed), None
     line = fit_class_line(observation)
     for tried, (Y, start) in enumerate(_starts(observation, line, targets, generator)):
-        if tried == _STARTS or (best is not None and (best.misfit < EXPLAINED or out_of_time("unequal weights"))):
+        if tried == _STARTS or (
+            best is not None and (best.misfit < EXPLAINED or out_of_time("unequal weights"))
+        ):
             break
         found = _solved(observation, Y, start)
         if found is not None and (best is None or found.misfit < best.misfit):
@@ -146,13 +162,16 @@ def _best(observation: Observation, targets: Tensor | None, seed: int) -> _Answe
 def _starts(
     observation: Observation, line: ClassLine, targets: Tensor | None, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Unknowns]]:
-    """Targets (B, C) with a point to start from: the label rows' own sums, and random ones inside a label."""
+    """Targets (B, C) with a point to start from: the label rows' own sums, and random ones inside a
+    label."""
     R = observation.rank
     for Y in _hypotheses(line, R) if targets is None else [targets]:
         if len(Y) != R:
             return
         counts = Y.sum(0)
-        each = torch.where(counts > 0, line.mass / counts.clamp_min(1), line.mass.new_ones(())).clamp_min(_SHARE / R)
+        each = torch.where(
+            counts > 0, line.mass / counts.clamp_min(1), line.mass.new_ones(())
+        ).clamp_min(_SHARE / R)
         shares = Y @ each
         scaled = replace(line, sums=line.sums * (shares.mean() / each)[:, None])
         for _ in range(_EACH if int(counts.max()) > 1 else 1):
@@ -171,8 +190,13 @@ def _hypotheses(line: ClassLine, samples: int) -> Iterator[Tensor]:
     if not 0 < len(labels) <= samples:
         return
     shares = mass[labels] * (samples / mass[labels].sum())
-    # One for every label, and the others as the masses say; then whatever is one sample's change away.
-    first = 1 + whole_counts(shares - 1, samples - len(labels)) if samples > len(labels) else torch.ones_like(labels)
+    # One for every label, and the others as the masses say; then whatever is one sample's change
+    # away.
+    first = (
+        1 + whole_counts(shares - 1, samples - len(labels))
+        if samples > len(labels)
+        else torch.ones_like(labels)
+    )
     waiting, seen = [(0.0, tuple(first.tolist()))], {tuple(first.tolist())}
     while waiting:
         _, counts = heapq.heappop(waiting)
@@ -181,9 +205,16 @@ def _hypotheses(line: ClassLine, samples: int) -> Iterator[Tensor]:
         for giver in range(len(counts)):
             for taker in range(len(counts)):
                 other = tuple(n - (i == giver) + (i == taker) for i, n in enumerate(counts))
-                if giver != taker and counts[giver] > 1 and other not in seen and len(seen) < 16 * _STARTS:
+                if (
+                    giver != taker
+                    and counts[giver] > 1
+                    and other not in seen
+                    and len(seen) < 16 * _STARTS
+                ):
                     seen.add(other)
-                    away = sum((n - float(share)) ** 2 for n, share in zip(other, shares, strict=True))
+                    away = sum(
+                        (n - float(share)) ** 2 for n, share in zip(other, shares, strict=True)
+                    )
                     heapq.heappush(waiting, (away, other))
 
 
@@ -196,4 +227,6 @@ def _solved(observation: Observation, Y: Tensor, start: Unknowns) -> _Answer | N
     if not at.is_sound:
         return None
     equation = equation.with_rows(observation.weights_at(at, Y))
-    return _Answer(observation, Linearized(equation, solve(equation, at, _STEPS, in_noise_units=True)))
+    return _Answer(
+        observation, Linearized(equation, solve(equation, at, _STEPS, in_noise_units=True))
+    )

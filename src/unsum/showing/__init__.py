@@ -1,1 +1,2 @@
-"""How results are shown, in every output alike: figures and names in words, notebook cards, the default level."""
+"""How results are shown, in every output alike: figures and names in words, notebook cards, the
+default level."""

@@ -1,4 +1,5 @@
-"""The leakage that a sample may reach where nobody says otherwise: a fifth of what a guess leaves open."""
+"""The leakage that a sample may reach where nobody says otherwise: a fifth of what a guess leaves
+open."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """How figures and names are written, in every output alike.
 
-Names of files and classes are hostile input: what no output may carry is replaced here, and escaped where it is written.
+Names of files and classes are hostile input: what no output may carry is replaced here, and escaped
+where it is written.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ from unsum.showing.level import DEFAULT_LEVEL
 
 NOT_MEASURED = "–"
 _FINEST = 4  # digits of a share that is just below the level
-# Control characters (XML cannot hold them, terminals obey them), lone surrogates (UTF-8 cannot hold them; undecodable file
-# names have them), noncharacters, and the bidirectional overrides, which make a text read as another one.
-_UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+# Control characters (XML cannot hold them, terminals obey them), lone surrogates (UTF-8 cannot hold
+# them; undecodable file names have them), noncharacters, and the bidirectional overrides, which
+# make a text read as another one.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _BREAKS = re.compile("[\t\n\r\u2028\u2029]+")
-# What Markdown and GitHub's additions to it read as more than text, wherever it stands; then, at the beginning of a line.
+# What Markdown and GitHub's additions to it read as more than text, wherever it stands; then, at
+# the beginning of a line.
 _MEANING = re.compile(r"([\\`*_\[\]<>|~&$!#{}]|(?<=www)\.|:(?=//))", re.IGNORECASE)
 _OPENING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+=](?:[-=\s]|$)))([-+=.)])")
 
 
 def percent(value: float) -> str:
-    """A share in whole percent, and finer where it is small, or where it would read as the level and is below it.
+    """A share in whole percent, and finer where it is small, or where it would read as the level
+    and is below it.
 
     >>> percent(0.298), percent(0.004), percent(0.2), percent(0.1993)
     ('30 %', '0.4 %', '20 %', '19.9 %')
@@ -70,7 +76,8 @@ def one_line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    r"""As text inside Markdown: every sign that could mean something is escaped, and no name calls a person.
+    r"""As text inside Markdown: every sign that could mean something is escaped, and no name calls
+    a person.
 
     >>> print(markdown("a|b *c* <i>"), markdown("1. one"), markdown("https://example.org"))
     a\|b \*c\* \<i\> 1\. one https\://example.org

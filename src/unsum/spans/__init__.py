@@ -1,7 +1,9 @@
-"""The layers below the head: what two consecutive dense layers' gradients say about every sample, whatever the labels are.
+"""The layers below the head: what two consecutive dense layers' gradients say about every sample,
+whatever the labels are.
 
-In the order of the computation: `method` (the whole), `basis`, `pair`, `roots`, `reflect`, `search`, `labels`, `settle`,
-`targets`, `joint`, `judge`. Vision transformers: `tokens`. Several local steps: `training`, `steps`, `unrolled`.
+In the order of the computation: `method` (the whole), `basis`, `pair`, `roots`, `reflect`,
+`search`, `labels`, `settle`, `targets`, `joint`, `judge`. Vision transformers: `tokens`. Several
+local steps: `training`, `steps`, `unrolled`.
 """
 
 from unsum.spans.method import spans

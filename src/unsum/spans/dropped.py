@@ -66,7 +66,9 @@ class Masked(FoundPoints):
     masks: Tensor
 
 
-def chain_through(model: nn.Module, update: Update, device: torch.device) -> tuple[Chain, dict[str, float]]:
+def chain_through(
+    model: nn.Module, update: Update, device: torch.device
+) -> tuple[Chain, dict[str, float]]:
     """The chain as if dropout were off, and what share of their outputs its layers keep: those that
     do not keep all.
 
@@ -74,7 +76,11 @@ def chain_through(model: nn.Module, update: Update, device: torch.device) -> tup
     reads.
     """
     modules = model.named_modules()
-    on = {name: one for name, one in modules if isinstance(one, nn.Dropout) and one.training and 0 < one.p < 1}
+    on = {
+        name: one
+        for name, one in modules
+        if isinstance(one, nn.Dropout) and one.training and 0 < one.p < 1
+    }
     if not on:
         return find_chain(model, update, device), {}
     with same_modes(model):
@@ -96,12 +102,16 @@ def chain_through(model: nn.Module, update: Update, device: torch.device) -> tup
 def check_dropped(pair: Pair, *, several: bool) -> None:
     """Refuse what the masks cannot be read of."""
     if several:
-        raise UnsumError("'spans' reads one step through dropout that is on, not several: each step drops other units.")
+        raise UnsumError(
+            "'spans' reads one step through dropout that is on, not several: each step drops other "
+            "units."
+        )
     rectified = all(step.activation.name == "ReLU" for step in pair.steps[:-1])
     if len(pair.steps) < 3 or not rectified or not (pair.here.has_bias and pair.next.has_bias):
         raise UnsumError(
-            "'spans' reads through dropout that is on where three dense layers with biases and ReLU follow each other; "
-            "these do not. Gradients of a client in eval mode are read without that."
+            "'spans' reads through dropout that is on where three dense layers with biases and "
+            "ReLU follow each other; these do not. Gradients of a client in eval mode are read "
+            "without that."
         )
 
 
@@ -161,7 +171,9 @@ def _kept(z: Tensor, a: Tensor, share: float) -> Tensor:
     return (_along(z, a, share)[0] > z.abs()).to(z) / share
 
 
-def _settled(condition: Condition, s: Tensor, masks: Tensor, share: float, hits: Tensor | None = None) -> Masked:
+def _settled(
+    condition: Condition, s: Tensor, masks: Tensor, share: float, hits: Tensor | None = None
+) -> Masked:
     """Samples among points: Gauss–Newton with the masks as they are, then the masks of where it
     leads, and so on."""
     few = condition.at_once
@@ -175,7 +187,9 @@ def _settled(condition: Condition, s: Tensor, masks: Tensor, share: float, hits:
     return Masked(X, errors, misfits, counts, masks)[sure].distinct()
 
 
-def _followed(condition: Condition, s: Tensor, masks: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _followed(
+    condition: Condition, s: Tensor, masks: Tensor, share: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(s, masks, misfits, predicted errors), the last infinite where the end is no root."""
     V = condition.next.rows
     for step in range(_FOLLOWED + 1):
@@ -220,7 +234,8 @@ def _without(condition: Condition, steps: list[Step], found: Masked) -> Conditio
 def _less(span: LayerSpan, sent: Tensor, read: Tensor, errors: Tensor) -> LayerSpan:
     """A span without samples that sent δ, up to factors, and read what they did."""
     delta = sent * wedderburn(span, read, sent)[:, None]
-    rank = len(span) if span.full else len(span) - len(read)  # rows shorter than the batch still span everything
+    # rows shorter than the batch still span everything
+    rank = len(span) if span.full else len(span) - len(read)
     return span.without(delta, read, rank, left_behind(errors, delta, read))
 
 
@@ -246,8 +261,11 @@ def masked_steps(steps: list[Step], found: Masked, shares: dict[str, float]) -> 
         read, written = forward(steps[: i + 1], X)
         delta, noise = _least_squares(step, read[i])
         on = (delta.abs() > _SILENT * noise[:, None]) & (written[i] > 0)
-        if i == len(steps) - 2:  # few numbers, the gradients at the logits, tell all units: which are faint, too
-            expected = torch.stack([_expected(*one, steps[-1].W.double()) for one in zip(delta, on, strict=True)])
+        # few numbers, the gradients at the logits, tell all units: which are faint, too
+        if i == len(steps) - 2:
+            expected = torch.stack(
+                [_expected(*one, steps[-1].W.double()) for one in zip(delta, on, strict=True)]
+            )
             on = ((delta - expected).abs() < delta.abs()) & (written[i] > 0)
         steps[i] = _masked(step, on / share)
     return steps
@@ -279,4 +297,6 @@ def _masked(step: Step, mask: Tensor) -> Step:
     def slope(z: Tensor) -> Tensor:
         return (z > 0).to(z) * mask.to(z)
 
-    return replace(step, activation=Activation(f"{activation.name}, dropped", function, "folded", None, slope))
+    return replace(
+        step, activation=Activation(f"{activation.name}, dropped", function, "folded", None, slope)
+    )

@@ -53,7 +53,9 @@ class AllSamples(NonlinearProblem):
     def costs(self, s: Tensor) -> Tensor:
         """(1,) what all gradients leave, squared, in units of their noise."""
         layers = self._layers(s[0], by=False)
-        return torch.stack([rest.square().sum() / noise**2 for rest, *_, noise in layers]).sum()[None]
+        return torch.stack([rest.square().sum() / noise**2 for rest, *_, noise in layers]).sum()[
+            None
+        ]
 
     def linearize(self, s: Tensor) -> Normal:
         (u,) = s
@@ -78,11 +80,18 @@ class AllSamples(NonlinearProblem):
         s, alpha = u[:-1].view(len(self.Y), -1), u[-1].exp()
         parts = zip(self.samples, s.split(self.counts), self.Y.split(self.counts), strict=True)
         passes = [sample.passes(some, Y, by=by)[:2] for sample, some, Y in parts]
-        reads, deltas = ([_joined(layer) for layer in zip(*side, strict=True)] for side in zip(*passes, strict=True))
+        reads, deltas = (
+            [_joined(layer) for layer in zip(*side, strict=True)]
+            for side in zip(*passes, strict=True)
+        )
         layers = []
         for step, read, delta, noise in zip(self.steps, reads, deltas, self.noises, strict=True):
             factor = (alpha * self.weights)[:, None]
-            sent, seen, grad = Moved(factor * delta.at, factor[..., None] * delta.by), read, step.grad_W.double()
+            sent, seen, grad = (
+                Moved(factor * delta.at, factor[..., None] * delta.by),
+                read,
+                step.grad_W.double(),
+            )
             if step.grad_b is not None:
                 seen = Moved(pad(read.at, (0, 1), value=1.0), pad(read.by, (0, 1)))
                 grad = torch.cat([grad, step.grad_b.double()[:, None]], 1)
@@ -105,7 +114,9 @@ def solve_together(samples: AllSamples, X: Tensor, alpha: float) -> tuple[Tensor
     entries = sum(step.grad_W.numel() for step in samples.steps)
     left = (cost / max(entries - len(u), 1)).sqrt().clamp_min(1.0)
     scale = N.diagonal().clamp_min(1e-300).rsqrt()
-    covariance = torch.linalg.pinv(N * scale * scale[:, None], hermitian=True).diagonal() * scale.square()
+    covariance = (
+        torch.linalg.pinv(N * scale * scale[:, None], hermitian=True).diagonal() * scale.square()
+    )
     inputs = condition.inputs(u[:-1].view_as(start))
     deviations = covariance[:-1].view_as(start).clamp_min(0).sum(1).sqrt() * left
     return inputs, deviations / inputs.norm(dim=1).clamp_min(1e-300), float(u[-1].exp())

@@ -29,9 +29,12 @@ from unsum.peel.replay import PlayedBatch, Replayed, replay
 from unsum.spans.targets import LossReading
 from unsum.spans.training import Unrolled, Visited
 
-_ROUNDED = 2.0  # times what rounding the weights of all steps should leave; over thousands of entries it hardly varies
+# times what rounding the weights of all steps should leave; over thousands of entries it hardly
+# varies
+_ROUNDED = 2.0
 _LENGTHS = (
-    "Without biases a temperature in the loss looks like longer samples; declare the loss to have lengths vouched for."
+    "Without biases a temperature in the loss looks like longer samples; declare the loss to have "
+    "lengths vouched for."
 )
 _MIRRORED = 8  # samples that are mirrored one by one
 _MOVED, _STAYS, _FARTHEST = (
@@ -39,7 +42,8 @@ _MOVED, _STAYS, _FARTHEST = (
     1e-3,
     5e-3,
 )  # predicted errors and parts of a sample that the last solve may move it by
-_LOSS_LEAVES = 1e-3  # of the gradients at the logits: what a loss that is the right one leaves at most
+# of the gradients at the logits: what a loss that is the right one leaves at most
+_LOSS_LEAVES = 1e-3
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,17 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
     replayed, reading = answer.played, answer.reading
     limit = tolerance(*(step.grad_W.dtype for step in replayed.batch.steps))
     explained = replayed.replay.explains
-    doubts = [] if answer.missing else [*doubt_reading(reading, knowledge), *doubt_number(reading, knowledge)]
+    doubts = (
+        []
+        if answer.missing
+        else [*doubt_reading(reading, knowledge), *doubt_number(reading, knowledge)]
+    )
     if answer.lengths_open and knowledge.loss is None:
         doubts.append(_LENGTHS)
     if bool(answer.moved.any()):
         doubts.append(
-            "The spans and the sum of all samples disagree about one: samples may weigh differently than was assumed."
+            "The spans and the sum of all samples disagree about one: samples may weigh "
+            "differently than was assumed."
         )
     if not answer.missing:
         doubts += doubt_unexplained(replayed.replay, "samples")
@@ -92,7 +101,9 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
         confirmations=int(answer.roots.hits.min()) - 1,
         missing=answer.missing,
         doubts=doubts,
-        assumed=[f"The claim stands on the declared loss: {reading.loss.name}."] if knowledge.loss else [],
+        assumed=[f"The claim stands on the declared loss: {reading.loss.name}."]
+        if knowledge.loss
+        else [],
         counted=count(answer.X, reading.labels, answer.errors, knowledge, copies=reading.copies),
     )
     return grant(evidence)
@@ -101,11 +112,13 @@ def judge(answer: Answer, knowledge: Knowledge, seed: int) -> Claim:
 def doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
     if not reading.misfit < _LOSS_LEAVES:
         return [
-            f"No loss that is known here explains the gradients at the logits ({reading.loss.name} leaves "
-            f"{min(reading.misfit, 1.0):.1%}); declare the loss if it was another one."
+            f"No loss that is known here explains the gradients at the logits ({reading.loss.name} "
+            f"leaves {min(reading.misfit, 1.0):.1%}); declare the loss if it was another one."
         ]
     if reading.copies is None:
-        return ["Samples weigh differently, and not as copies would: class weights, or another loss."]
+        return [
+            "Samples weigh differently, and not as copies would: class weights, or another loss."
+        ]
     if knowledge.loss is None and reading.loss.name != "cross-entropy" and reading.Y.shape[1] > 1:
         return [f"The loss looks like {reading.loss.name}; declare it to have labels vouched for."]
     Y = reading.Y
@@ -114,17 +127,28 @@ def doubt_reading(reading: LossReading, knowledge: Knowledge) -> list[str]:
     if knowledge.labels is None and reading.smoothing_open:
         return ["Smoothed labels at another scale would send the same gradient, and nothing tells."]
     if knowledge.labels is None and not reading.off < FALSE_ERROR:
-        return [f"A label would have to be off by {min(reading.off, 1.0):.2g}: it is none that was assumed."]
+        return [
+            (
+                f"A label would have to be off by {min(reading.off, 1.0):.2g}: it is none that was "
+                "assumed."
+            )
+        ]
     return []
 
 
 def doubt_number(reading: LossReading, knowledge: Knowledge) -> list[str]:
     said, copies = knowledge.known_batch_size, reading.copies
     found = len(reading.Y) if copies is None else int(copies.sum())
-    return [] if said in (None, found) else [f"The batch was said to hold {said} samples, but {found} were found."]
+    return (
+        []
+        if said in (None, found)
+        else [f"The batch was said to hold {said} samples, but {found} were found."]
+    )
 
 
-def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge) -> list[str]:
+def doubt_mirror(
+    replayed: Replayed, errors: Tensor, limit: float, knowledge: Knowledge
+) -> list[str]:
     """Two answers, yes and no: where no bias tells them apart and activations are odd, a sample's
     negative with the other label sends the same. Each is tried, and all at once."""
     batch = replayed.batch
@@ -135,14 +159,25 @@ def doubt_mirror(replayed: Replayed, errors: Tensor, limit: float, knowledge: Kn
     singles = torch.eye(len(batch.X), dtype=torch.bool, device=batch.X.device)[:_MIRRORED]
     for turned in (everybody, *singles):
         chosen = turned[:, None]
-        mirrored = replace(batch, X=torch.where(chosen, -batch.X, batch.X), Y=torch.where(chosen, 1 - batch.Y, batch.Y))
+        mirrored = replace(
+            batch,
+            X=torch.where(chosen, -batch.X, batch.X),
+            Y=torch.where(chosen, 1 - batch.Y, batch.Y),
+        )
         if replay(mirrored, errors).replay.unexplained < limit:
-            return ["Without biases, negatives of samples with the other label send the same gradient."]
+            return [
+                "Without biases, negatives of samples with the other label send the same gradient."
+            ]
     return []
 
 
 def _doubt_samples(
-    replayed: Replayed, copies: Tensor | None, knowledge: Knowledge, seed: int, *, weighed: bool = False
+    replayed: Replayed,
+    copies: Tensor | None,
+    knowledge: Knowledge,
+    seed: int,
+    *,
+    weighed: bool = False,
 ) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one.
 
@@ -179,9 +214,12 @@ class UnrolledAnswer:
     def counted(self, knowledge: Knowledge) -> Counted:
         """How many samples the visits are of."""
         seen = self.found.seen
-        X, errors = (torch.cat([getattr(one.roots, name) for one in seen]) for name in ("points", "errors"))
+        X, errors = (
+            torch.cat([getattr(one.roots, name) for one in seen]) for name in ("points", "errors")
+        )
         labels, copies = (
-            torch.cat(parts) for parts in ([one.labels for one in seen], [self.copies(one) for one in seen])
+            torch.cat(parts)
+            for parts in ([one.labels for one in seen], [self.copies(one) for one in seen])
         )
         if self.inputs_stay:
             first = self.firsts
@@ -192,7 +230,9 @@ class UnrolledAnswer:
     @property
     def firsts(self) -> Tensor:
         """The first visit of each sample."""
-        return torch.stack([(self.groups == group).nonzero()[0, 0] for group in self.groups.unique()])
+        return torch.stack(
+            [(self.groups == group).nonzero()[0, 0] for group in self.groups.unique()]
+        )
 
     def copies(self, seen: Visited) -> Tensor:
         """(R,) how often each sample is in its step."""
@@ -205,11 +245,16 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
     found = answer.found
     explained = answer.missing <= 0 and found.unexplained < _ROUNDED
     doubts = [] if answer.missing > 0 else _doubt_sizes(answer, knowledge)
-    if answer.missing <= 0 and knowledge.loss is None and all(step.b is None for step in found.left):
+    if (
+        answer.missing <= 0
+        and knowledge.loss is None
+        and all(step.b is None for step in found.left)
+    ):
         doubts.append(_LENGTHS)
     if answer.missing <= 0 and not explained:
         doubts.append(
-            f"Trained again with these samples, the weights differ by {found.unexplained:.1g} times what rounding makes."
+            f"Trained again with these samples, the weights differ by {found.unexplained:.1g} "
+            "times what rounding makes."
         )
     if explained and not doubts:
         doubts += _doubt_steps(answer, knowledge, seed)
@@ -227,14 +272,20 @@ def judge_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> Clai
 
 
 def _doubt_sizes(answer: UnrolledAnswer, knowledge: Knowledge) -> list[str]:
-    number = int(answer.groups.max()) + 1 + sum(int((answer.copies(seen) - 1).sum()) for seen in answer.found.seen)
+    number = (
+        int(answer.groups.max())
+        + 1
+        + sum(int((answer.copies(seen) - 1).sum()) for seen in answer.found.seen)
+    )
     said, known = knowledge.known_batch_size, answer.training.learning_rate is not None
     if said not in (None, number):
         return [f"The client was said to hold {said} samples, but {number} were found."]
     if known and answer.mean and not answer.found.even:
         return ["The samples of a step do not add up to the learning rate that was declared."]
     if knowledge.labels is None and not answer.sizes_told and len(answer.found.left[-1].W) == 2:
-        return ["Two classes and an unknown rate: smoothed labels at another rate would send the same."]
+        return [
+            "Two classes and an unknown rate: smoothed labels at another rate would send the same."
+        ]
     return []
 
 
@@ -244,17 +295,27 @@ def _doubt_steps(answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> lis
     for number, (seen, met) in enumerate(zip(found.seen, found.met, strict=True), start=1):
         put = seen.contributions(met.steps)
         steps = [
-            replace(step, grad_W=left.grad_W + by_W, grad_b=None if left.grad_b is None else left.grad_b + by_b)
+            replace(
+                step,
+                grad_W=left.grad_W + by_W,
+                grad_b=None if left.grad_b is None else left.grad_b + by_b,
+            )
             for step, left, (by_W, by_b) in zip(met.steps, found.left, put, strict=True)
         ]
         Y = torch.nn.functional.one_hot(seen.labels, len(steps[-1].W)).to(seen.roots.points)
         shapes: list[Shape] = [(step.W.shape[1],) for step in steps]
         batch = PlayedBatch(steps, seen.roots.points, Y, seen.weights[:, None], shapes)
-        told = replace(knowledge, labels=None, batch_size=None if knowledge.known_batch_size is None else len(seen))
+        told = replace(
+            knowledge,
+            labels=None,
+            batch_size=None if knowledge.known_batch_size is None else len(seen),
+        )
         replayed = replay(batch, seen.roots.errors)
         limit = _ROUNDED * max(replayed.replay.unexplained, tolerance())
         doubts = doubt_mirror(replayed, seen.roots.errors, limit, knowledge)
-        doubts += _doubt_samples(replayed, answer.copies(seen), told, seed, weighed=answer.sizes_told)
+        doubts += _doubt_samples(
+            replayed, answer.copies(seen), told, seed, weighed=answer.sizes_told
+        )
         if doubts:
             return [f"Step {number}: {doubt}" for doubt in doubts]
     return []

@@ -34,7 +34,9 @@ def deflate(condition: Condition, steps: list[Step], found: FoundPoints) -> Cond
         # Rows shorter than the batch is large: those that are left still span everything.
         span
         if span.lacking
-        else span.without(d, a, len(span) if span.full else len(span) - len(X), left_behind(found.errors, d, a))
+        else span.without(
+            d, a, len(span) if span.full else len(span) - len(X), left_behind(found.errors, d, a)
+        )
         for span, d, a in zip(spans, sent, read, strict=False)
     ]
     further = condition.further and Further(condition.further.step, rest[2])
@@ -47,7 +49,9 @@ def left_behind(errors: Tensor, delta: Tensor, read: Tensor) -> float:
     return behind / (delta.shape[1] * read.shape[1]) ** 0.5
 
 
-def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor) -> tuple[Tensor, Tensor]:
+def read_labels(
+    steps: list[Step], here: LayerSpan, following: LayerSpan, X: Tensor
+) -> tuple[Tensor, Tensor]:
     """(R,) for each sample by itself the label that fits best, under cross-entropy, and (R,) its
     weight in the gradient."""
     read, z = forward(steps, X)
@@ -56,13 +60,22 @@ def read_labels(steps: list[Step], here: LayerSpan, following: LayerSpan, X: Ten
     tried = range(C) if C <= _LABELS else rows.topk(_LABELS).indices.tolist()
     best, weights = torch.full_like(P[:, 0], torch.inf), torch.zeros_like(P[:, 0])
     labels = torch.zeros(len(X), dtype=torch.long, device=X.device)
-    complete = following.lacking or len(here) == len(following)  # or the first layer's column space lacks samples' δ
+    # or the first layer's column space lacks samples' δ
+    complete = following.lacking or len(here) == len(following)
     for label in tried:
         deltas = backward(steps, z, P - torch.eye(C).to(P)[label])[:2]
-        outside = _outside(deltas[1], following.columns) + complete * _outside(deltas[0], here.columns)
-        own = wedderburn(here, X, deltas[0]) if following.lacking else wedderburn(following, read[1], deltas[1])
+        outside = _outside(deltas[1], following.columns) + complete * _outside(
+            deltas[0], here.columns
+        )
+        own = (
+            wedderburn(here, X, deltas[0])
+            if following.lacking
+            else wedderburn(following, read[1], deltas[1])
+        )
         # Two classes send in one direction: the label is the one whose weight is positive.
-        better = (outside < best - _EQUAL) | ((outside < best + _EQUAL) & (own > 0) & (weights <= 0))
+        better = (outside < best - _EQUAL) | (
+            (outside < best + _EQUAL) & (own > 0) & (weights <= 0)
+        )
         best, weights = torch.where(better, outside, best), torch.where(better, own, weights)
         labels[better] = label
     return labels, weights

@@ -49,7 +49,8 @@ from unsum.update import Update
 
 _RETOLD = 3  # times that samples tell the direction which a layer lacks
 _PASSES = 6  # of taking out what was found and looking for the rest
-_EXPLAINED, _NOISY = 1e-3, 10.0  # of a gradient, or times its noise: what all samples may leave, or they are none
+# of a gradient, or times its noise: what all samples may leave, or they are none
+_EXPLAINED, _NOISY = 1e-3, 10.0
 _NEAR = 0.1  # of a gradient left unexplained: from where a solve of all samples leads to the truth
 _LARGE = 1 << 24  # entries of a gradient from which no further float64 copy of it is made
 _FAR_MOVED = 30.0  # predicted errors of a sample that the last solve may move it by
@@ -59,7 +60,10 @@ _POLISHES = 3  # rounds of least squares through the layers
 
 @SEPARATORS.register(
     "spans",
-    summary="every sample out of two consecutive dense layers, or convolutions, whatever the number of classes (unsum)",
+    summary=(
+        "every sample out of two consecutive dense layers, or convolutions, whatever the number of "
+        "classes (unsum)"
+    ),
     needs="two dense layers with an activation between them, both wider than the batch",
 )
 def spans(
@@ -83,7 +87,9 @@ def spans(
             chain, shares = chain_through(model, less, clean.W.device)
             asked = _Asked(clean, chain, knowledge, loss, seed, progress)
             if len(dense_steps(chain)) < 2:
-                leak = separate_maps(clean, knowledge, model, less, loss=loss, seed=seed, progress=progress)
+                leak = separate_maps(
+                    clean, knowledge, model, less, loss=loss, seed=seed, progress=progress
+                )
             else:
                 leak = _with_dropout(asked, shares, less) if shares else _read(asked, less)
         except UnsumError as reason:
@@ -117,7 +123,9 @@ class _Asked:
         read, written = forward(pair.steps, X)
         return read_loss(self.head, read[-1], written[-1], self.loss, self.knowledge)
 
-    def search(self, condition: Condition, expected: int, further: int, *, most: bool) -> tuple[FoundPoints, Tensor]:
+    def search(
+        self, condition: Condition, expected: int, further: int, *, most: bool
+    ) -> tuple[FoundPoints, Tensor]:
         return search(condition, expected, self.seed + further, self.progress, most=most)
 
     def nothing(self, why: str) -> Leak:
@@ -132,8 +140,11 @@ class _Asked:
 def _read(asked: _Asked, update: Update) -> Leak:
     several = update.training is not None and update.training.several_steps
     steps = None
-    if update.kind == "delta" and (several or asked.loss is None):  # of one step, or of several that nobody told of
-        steps = read_steps(asked.head, asked.chain, update, asked.knowledge, asked.seed, asked.progress)
+    # of one step, or of several that nobody told of
+    if update.kind == "delta" and (several or asked.loss is None):
+        steps = read_steps(
+            asked.head, asked.chain, update, asked.knowledge, asked.seed, asked.progress
+        )
     if steps is not None and (several or steps.leak.exact):
         return _with_inputs(asked.chain, steps)
     if several:
@@ -146,19 +157,29 @@ def _read(asked: _Asked, update: Update) -> Leak:
         return _with_inputs(asked.chain, steps)
     if steps is None or leak.exact:
         return leak
-    better = (steps.leak.batch_size, -steps.leak.predicted_error) > (leak.batch_size, -leak.predicted_error)
+    better = (steps.leak.batch_size, -steps.leak.predicted_error) > (
+        leak.batch_size,
+        -leak.predicted_error,
+    )
     return _with_inputs(asked.chain, steps) if better else leak
 
 
 def _one_step(asked: _Asked, update: Update) -> Leak:
     delta, divisor = update.kind == "delta", update.learning_rate or 1.0
-    pair = choose_pair(asked.chain, asked.knowledge, lambda step: rounded_entry(step, 1) / divisor if delta else 0.0)
+    pair = choose_pair(
+        asked.chain,
+        asked.knowledge,
+        lambda step: rounded_entry(step, 1) / divisor if delta else 0.0,
+    )
     pair = with_missing(pair, asked.seed)
     answer = _best(asked, pair)
     if answer is not None:
         return _leak(asked, pair, replace(answer, lengths_open=pair.condition.lengths_open))
     step = pair.steps[0]
-    why = f"{step.activation.name} is nearly linear here, or {pair.expected} samples are too many for its {len(step.W)} units"
+    why = (
+        f"{step.activation.name} is nearly linear here, or {pair.expected} samples are too many "
+        f"for its {len(step.W)} units"
+    )
     if max(pair.here.noise_share, pair.next.noise_share) > 1e-3:
         why = "noise hides the spans' smallest directions"
     return asked.nothing(f"No sample was found in the spans of {step.name!r}: {why}.")
@@ -171,10 +192,13 @@ def _with_dropout(asked: _Asked, shares: dict[str, float], update: Update) -> Le
     found = search_dropped(pair, shares.get(pair.steps[0].name, 1.0), asked.seed, asked.progress)
     if len(found) != pair.expected:
         number = f"{len(found)} of {pair.expected} samples"
-        return asked.nothing(f"{number} were found through dropout, too few to read the masks above them.")
+        return asked.nothing(
+            f"{number} were found through dropout, too few to read the masks above them."
+        )
     pair = replace(pair, steps=masked_steps(pair.steps, found, shares), beyond=None)
     reading = asked.reading(pair, found.points)
-    if reading.copies is not None and int(reading.copies.max()) > 1:  # copies would have masks of their own
+    # copies would have masks of their own
+    if reading.copies is not None and int(reading.copies.max()) > 1:
         return asked.nothing("Samples that dropout fell on alike cannot be told apart.")
     played, errors, X = _polished(pair, found, reading)
     return _leak(asked, pair, Answer(found, X, errors, reading, played, 0))
@@ -185,7 +209,8 @@ def _best(asked: _Asked, pair: Pair) -> Answer | None:
     make of their points."""
     condition = pair.condition
     limit = max(_EXPLAINED, _NOISY * max(pair.here.noise_share, pair.next.noise_share))
-    classes = asked.knowledge.loss in (None, PLAIN)  # or samples cannot be taken out before their labels are known
+    # or samples cannot be taken out before their labels are known
+    classes = asked.knowledge.loss in (None, PLAIN)
     roots, points = asked.search(condition, pair.expected, 0, most=classes)
     if classes:
         roots = _completed(asked, pair, roots, _PASSES)
@@ -238,9 +263,18 @@ def _settled(asked: _Asked, pair: Pair, roots: FoundPoints, points: Tensor) -> F
     if usual.name not in ("cross-entropy", "bce") or usual.many_labels != one_logit:
         return found
     condition = pair.condition
-    alpha = 1 / usual.divisor(head.W.new_zeros(pair.expected, len(head.W))) if head.reduction == "mean" else 1.0
+    alpha = (
+        1 / usual.divisor(head.W.new_zeros(pair.expected, len(head.W)))
+        if head.reduction == "mean"
+        else 1.0
+    )
     for attempt in range(1, _PASSES):
-        some = torch.cat([roots.points, points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1]])
+        some = torch.cat(
+            [
+                roots.points,
+                points[:: -(-len(points) // (_POINTS * (pair.expected - len(found)))) or 1],
+            ]
+        )
         new, weights = settle(condition, pair.steps, some, usual, alpha, known, pinned=False)
         if len(found) and len(found.joined(new)) == len(found):
             new, weights = settle(condition, pair.steps, some, usual, alpha, known, pinned=True)
@@ -261,11 +295,17 @@ def _answered(asked: _Asked, pair: Pair, roots: FoundPoints) -> Answer | None:
     if len(roots) == 0 or missing < 0:
         return None
     if missing:  # what is missing would spoil every least-squares solve
-        labels, weights = read_labels(pair.steps, pair.here, pair.next, roots.points)  # of each by itself
+        # of each by itself
+        labels, weights = read_labels(pair.steps, pair.here, pair.next, roots.points)
         Y = torch.nn.functional.one_hot(labels, len(pair.steps[-1].W)).to(roots.points)
         reading = LossReading(CrossEntropy(), Y, weights, 0.0)
         return Answer(
-            roots, roots.points, roots.errors, reading, _played(pair, roots.points, reading, roots.errors), missing
+            roots,
+            roots.points,
+            roots.errors,
+            reading,
+            _played(pair, roots.points, reading, roots.errors),
+            missing,
         )
     reading = asked.reading(pair, roots.points)
     played, errors, X = _polished(pair, roots, reading)
@@ -276,7 +316,8 @@ def _answered(asked: _Asked, pair: Pair, roots: FoundPoints) -> Answer | None:
     together = _together(asked, pair, answer)
     moved = (together.X - answer.X).norm(dim=1) / answer.X.norm(dim=1).clamp_min(1e-300)
     sound = together.left < tolerance() or bool((moved < _FAR_MOVED * roots.errors + 1e-6).all())
-    return together if sound and together.left < answer.left else answer  # what explains little may fit noise
+    # what explains little may fit noise
+    return together if sound and together.left < answer.left else answer
 
 
 def _together(asked: _Asked, pair: Pair, answer: Answer) -> Answer:
@@ -285,9 +326,13 @@ def _together(asked: _Asked, pair: Pair, answer: Answer) -> Answer:
     times = torch.ones_like(reading.weights) if copies is None else copies.to(reading.weights)
     sample = Sample(pair.condition, pair.steps, reading.loss)
     alpha = float((reading.weights / times).median())
-    X, errors, _ = solve_together(AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha)
+    X, errors, _ = solve_together(
+        AllSamples.of(sample, pair.steps, reading.Y, times), answer.X, alpha
+    )
     reading = asked.reading(pair, X)
-    return replace(answer, X=X, errors=errors, reading=reading, played=_played(pair, X, reading, errors))
+    return replace(
+        answer, X=X, errors=errors, reading=reading, played=_played(pair, X, reading, errors)
+    )
 
 
 def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
@@ -315,10 +360,14 @@ def _leak(asked: _Asked, pair: Pair, answer: Answer) -> Leak:
         loss=reading.loss.name,
         notes=[*claim.notes, *_remarks(pair, answer.roots, times)],
     )
-    return _with_inputs(asked.chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0)))
+    return _with_inputs(
+        asked.chain, FoundSamples(leak, pair, answer.errors.repeat_interleave(times, 0))
+    )
 
 
-def _polished(pair: Pair, roots: FoundPoints, reading: LossReading) -> tuple[Replayed, Tensor, Tensor]:
+def _polished(
+    pair: Pair, roots: FoundPoints, reading: LossReading
+) -> tuple[Replayed, Tensor, Tensor]:
     """The replay, predicted errors and inputs, after rounds of least squares: X explains ∇W given
     what the layers above send."""
     X, errors = roots.points, roots.errors
@@ -327,9 +376,15 @@ def _polished(pair: Pair, roots: FoundPoints, reading: LossReading) -> tuple[Rep
     for _ in range(_POLISHES):
         delta = played.at.delta[0]
         Q, R = torch.linalg.qr(delta.T)
-        inverse = torch.linalg.solve_triangular(R, Q.T, upper=True)  # (R, m); an SVD takes seconds on a GPU
+        # (R, m); an SVD takes seconds on a GPU
+        inverse = torch.linalg.solve_triangular(R, Q.T, upper=True)
         moved = left_product(inverse, step.grad_W)[0]
-        own = inverse.norm(dim=1) * pair.here.noise * step.W.shape[1] ** 0.5 / moved.norm(dim=1).clamp_min(1e-300)
+        own = (
+            inverse.norm(dim=1)
+            * pair.here.noise
+            * step.W.shape[1] ** 0.5
+            / moved.norm(dim=1).clamp_min(1e-300)
+        )
         again = _played(pair, moved, reading, own)
         if not again.replay.unexplained < played.replay.unexplained:
             break
@@ -351,12 +406,19 @@ def _with_inputs(chain: Chain, found: FoundSamples) -> Leak:
     X = leak.inner[step.name].double()
     shape, notes = picture_shape(step, chain.flattens, None)
     inputs, notes = X.view(len(X), *shape), [*leak.notes, *notes]
-    return replace(leak, inputs=inputs, inputs_exact=grant_each(MARGIN * found.errors, above=leak.exact), notes=notes)
+    return replace(
+        leak,
+        inputs=inputs,
+        inputs_exact=grant_each(MARGIN * found.errors, above=leak.exact),
+        notes=notes,
+    )
 
 
 def _remarks(pair: Pair, roots: FoundPoints, times: Tensor) -> list[str]:
     names = f"{pair.steps[0].name!r} and {pair.steps[1].name!r}"
-    notes = [f"{len(roots)} of {pair.expected} samples were read out of the spans of the layers {names}."]
+    notes = [
+        f"{len(roots)} of {pair.expected} samples were read out of the spans of the layers {names}."
+    ]
     if int(times.max()) > 1:
         notes.append(f"{int((times > 1).sum())} of them occur more than once.")
     return notes

@@ -65,11 +65,14 @@ def with_missing(pair: Pair, seed: int) -> Pair:
     for _ in range(_ROUNDS):
         tried = descend(left, starts(left, _STARTS, generator, rows=True))
         X = left.inputs(tried.s)[tried.misfit < STARTS.near]
-        ends = _distinct(condition, torch.cat([ends, _right(pair, condition, condition.unknowns_of(X))]))
+        ends = _distinct(
+            condition, torch.cat([ends, _right(pair, condition, condition.unknowns_of(X))])
+        )
         told = _direction(condition, ends)
         if told is not None or out_of_time("the direction that a layer lacks"):
             break
-        found = found.joined(_roots(pair, left, tried))  # taken out, they leave fewer unknowns to the others
+        # taken out, they leave fewer unknowns to the others
+        found = found.joined(_roots(pair, left, tried))
         left = deflate(condition, pair.steps, found) or condition if len(found) else condition
     if told is None:
         return pair
@@ -130,12 +133,16 @@ def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:
         normal = V.new_zeros(size + len(ends), size + len(ends))
         normal[:size, :size] = STARTS.near**2 * V.T @ V  # w lies outside of the span
         for i, (left, Q) in enumerate(ends):
-            told = left.square().sum()  # noise is the same in all, and those that leave hardly anything tell nothing
+            # noise is the same in all, and those that leave hardly anything tell nothing
+            told = left.square().sum()
             normal[:size, :size] += told * (torch.eye(size).to(Q) - Q @ Q.T)
             normal[:size, size + i] = normal[size + i, :size] = -left
             normal[size + i, size + i] = 1.0
         values, vectors = torch.linalg.eigh(normal)
-        w, error = vectors[:size, 0] / vectors[:size, 0].norm(), float((values[0].clamp_min(0) / values[1]).sqrt())
+        w, error = (
+            vectors[:size, 0] / vectors[:size, 0].norm(),
+            float((values[0].clamp_min(0) / values[1]).sqrt()),
+        )
         beside = torch.stack([_beside(left, w - Q @ (Q.T @ w)) for left, Q in ends])
         if error < _ALONE and bool(beside.max() <= _AGREE * beside.median()):
             return w, error
@@ -165,4 +172,6 @@ def _with(span: LayerSpan, told: tuple[Tensor, float]) -> LayerSpan:
     # As if noise had turned it as far as it errs.
     value = span.noise * len(w) ** 0.5 / max(error, 1e-12)
     core = torch.nn.functional.pad(span.core, (0, 1))
-    return replace(span, rows=rows, values=torch.cat([span.values, span.values.new_tensor([value])]), core=core)
+    return replace(
+        span, rows=rows, values=torch.cat([span.values, span.values.new_tensor([value])]), core=core
+    )

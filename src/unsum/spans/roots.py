@@ -55,14 +55,18 @@ class Condition(NonlinearProblem):
     further: Further | None = None
 
     @classmethod
-    def of(cls, step: Step, here: LayerSpan, following: LayerSpan, further: Further | None = None) -> Condition:
+    def of(
+        cls, step: Step, here: LayerSpan, following: LayerSpan, further: Further | None = None
+    ) -> Condition:
         n = step.W.shape[1]
         K = right_product(step.W, here.rows[:, :n].contiguous()).T  # (N, m)
         b = torch.zeros_like(K[0]) if step.b is None else step.b.double()
         origin, directions = here.points
         if not here.has_bias:
             return cls(step, here, following, K, b, origin, directions, further)
-        return cls(step, here, following, directions @ K, b + origin @ K, origin, directions, further)
+        return cls(
+            step, here, following, directions @ K, b + origin @ K, origin, directions, further
+        )
 
     @property
     def entries(self) -> int:
@@ -103,7 +107,9 @@ class Condition(NonlinearProblem):
         keeps proportions."""
         ends = self.c.new_tensor([-1.0, 1.0])
         f = self.step.activation.function
-        biased = self.here.has_bias or any(span.has_bias for span in self.spans) or bool(self.c.any())
+        biased = (
+            self.here.has_bias or any(span.has_bias for span in self.spans) or bool(self.c.any())
+        )
         return not biased and bool((f(2 * ends) == 2 * f(ends)).all())
 
     def inputs(self, s: Tensor) -> Tensor:
@@ -120,7 +126,9 @@ class Condition(NonlinearProblem):
         """(S, k) whose outputs are closest to z (S, m), by normal equations: W spreads a span
         evenly."""
         square = self.K @ self.K.T
-        factor = torch.linalg.cholesky(square + 1e-13 * square.trace() * torch.eye(len(square)).to(square))
+        factor = torch.linalg.cholesky(
+            square + 1e-13 * square.trace() * torch.eye(len(square)).to(square)
+        )
         s: Tensor = torch.cholesky_solve(self.K @ (z - self.c).T, factor).T
         return s
 
@@ -135,18 +143,24 @@ class Condition(NonlinearProblem):
         """(k,) share of what the next layer reads that lies outside its span; of two layers, both
         shares as one length."""
         reads = zip(self.reads(s), self.spans, strict=True)
-        return torch.stack([span.outside(a).norm(dim=-1) / _size(a, span) for a, span in reads]).norm(dim=0)
+        return torch.stack(
+            [span.outside(a).norm(dim=-1) / _size(a, span) for a, span in reads]
+        ).norm(dim=0)
 
     def linearize(self, s: Tensor) -> Normal:
         """The relative residual, whose squared norm is that of the misfit."""
         z = s @ self.K + self.c
-        a, J = self.step.activation.function(z), self.K * self.step.activation.slope(z)[:, None, :]  # J (S, k, m)
+        # J (S, k, m)
+        a, J = self.step.activation.function(z), self.K * self.step.activation.slope(z)[:, None, :]
         cost, gradient, N = relative(a, J, self.next)
         if self.further is None:
             return self._normal(cost, gradient, N)
         step = self.further.step
         z = step.linear(a)
-        a, J = step.activation.function(z), (J @ step.W.double().T) * step.activation.slope(z)[:, None, :]
+        a, J = (
+            step.activation.function(z),
+            (J @ step.W.double().T) * step.activation.slope(z)[:, None, :],
+        )
         more = relative(a, J, self.further.span)
         return self._normal(cost + more[0], gradient + more[1], N + more[2])
 
@@ -187,7 +201,9 @@ def starts(condition: Condition, number: int, generator: torch.Generator, *, row
     k, device = condition.unknowns, condition.K.device
     means = _row_means(condition)
     length = float(means.norm(dim=1).median()) if len(means) else 1.0
-    chosen = [means[torch.randperm(len(means), generator=generator)[:number].to(device)]] if rows else []
+    chosen = (
+        [means[torch.randperm(len(means), generator=generator)[:number].to(device)]] if rows else []
+    )
     left = number - sum(map(len, chosen))
     if len(means) > 1:
         pairs = torch.randint(len(means), (left // 2, 2), generator=generator).to(device)
@@ -195,7 +211,9 @@ def starts(condition: Condition, number: int, generator: torch.Generator, *, row
         chosen.append(share * means[pairs[:, 0]] + (1 - share) * means[pairs[:, 1]])
         left -= left // 2
     noise = torch.randn(left, k, generator=generator, dtype=torch.float64).to(device)
-    stretch = torch.exp(0.7 * torch.randn(left, 1, generator=generator, dtype=torch.float64)).to(device)
+    stretch = torch.exp(0.7 * torch.randn(left, 1, generator=generator, dtype=torch.float64)).to(
+        device
+    )
     return torch.cat([*chosen, noise * (stretch * length / max(k, 1) ** 0.5)])
 
 

@@ -57,7 +57,9 @@ def level(a: Tensor, span: LayerSpan) -> Tensor:
     """(S,) the misfit that noise leaves where a (S, m) is what a sample becomes."""
     a = span.extended(a)
     along = (a @ span.rows.T) / span.values
-    share: Tensor = span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+    share: Tensor = (
+        span.noise * a.shape[1] ** 0.5 * along.norm(dim=1) / a.norm(dim=1).clamp_min(1e-300)
+    )
     return share
 
 
@@ -110,13 +112,17 @@ def refined(condition: Condition, roots: FoundPoints) -> FoundPoints:
     return replace(again, hits=torch.zeros_like(again.hits)).joined(fit)
 
 
-def tried_starts(condition: Condition, wanted: int, generator: torch.Generator, *, first: bool) -> Descent:
+def tried_starts(
+    condition: Condition, wanted: int, generator: torch.Generator, *, first: bool
+) -> Descent:
     """One round of starts: reflections where the activation allows them, else descents alone."""
     if condition.unknowns and walkable(condition):
         number = max(WALKERS, _CROWD.get(condition.K.device.type, 1) * wanted)
         s = reflected(condition, starts(condition, number, generator, rows=first), WALK)
         return descend(condition, s[_few_alike(condition, s)], ENDS)
-    number = min(_LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0))
+    number = min(
+        _LARGEST, max(_FEWEST, _PER_SAMPLE * wanted, len(condition.step.W) if first else 0)
+    )
     return descend(condition, starts(condition, number, generator, rows=first))
 
 
@@ -128,7 +134,9 @@ def _few_alike(condition: Condition, s: Tensor) -> Tensor:
     return few
 
 
-def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tuple[FoundPoints, Tensor]:
+def roots_among(
+    condition: Condition, ends: Descent, slack: float = SLACK
+) -> tuple[FoundPoints, Tensor]:
     """(samples, points beside which others fit as well) among the ends that leave only noise."""
     s, misfits = ends.s, ends.misfit
     expected = levels(condition, s)
@@ -138,7 +146,9 @@ def roots_among(condition: Condition, ends: Descent, slack: float = SLACK) -> tu
         none = FoundPoints.none(condition.step.W)
         return none, none.points
     X = condition.inputs(s)
-    errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(dim=1).clamp_min(1e-300)
+    errors = predicted_errors(condition, s, torch.maximum(misfits, expected)) / X.norm(
+        dim=1
+    ).clamp_min(1e-300)
     sure = errors < VAGUE
     return FoundPoints.of(X[sure], errors[sure], misfits[sure]), X[~sure]
 
@@ -166,4 +176,8 @@ def spread(N: Tensor) -> Tensor:
     factor, singular = torch.linalg.cholesky_ex(N)
     eye = torch.eye(N.shape[1], dtype=N.dtype, device=N.device).expand_as(N)
     inverse = torch.linalg.solve_triangular(factor, eye, upper=False).flatten(1)
-    return inverse.norm(dim=1).masked_fill(singular != 0, torch.inf).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return (
+        inverse.norm(dim=1)
+        .masked_fill(singular != 0, torch.inf)
+        .nan_to_num(nan=torch.inf, posinf=torch.inf)
+    )

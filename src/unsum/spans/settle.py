@@ -84,7 +84,11 @@ class SpanLayer:
         V, a = self.span.rows, self.span.extended(read.at)
         outside = read.by - (read.by @ V[:, : read.by.shape[2]].T) @ V[:, : read.by.shape[2]]
         rest = a - (a @ V.T) @ V
-        return Part(rest[:, : outside.shape[2]], outside, self.span.noise * ((a @ V.T) / self.span.values).norm(dim=1))
+        return Part(
+            rest[:, : outside.shape[2]],
+            outside,
+            self.span.noise * ((a @ V.T) / self.span.values).norm(dim=1),
+        )
 
     def backward(self, delta: Moved, sent: Tensor) -> Part:
         """What is sent lies in the column space; `sent` (S,) is the size of p − y."""
@@ -100,8 +104,14 @@ class SpanLayer:
         a, d = self.span.extended(read.at) @ V.T, delta.at @ U.T
         left, right = a @ self.inverse, d @ self.inverse.T
         value = (a * right).sum(1)
-        by = ((read.by @ V[:, : read.by.shape[2]].T) @ right[..., None] + (delta.by @ U.T) @ left[..., None])[..., 0]
-        noise = self.span.noise * left.norm(dim=1) * right.norm(dim=1) + self.rounding / sent * value.abs()
+        by = (
+            (read.by @ V[:, : read.by.shape[2]].T) @ right[..., None]
+            + (delta.by @ U.T) @ left[..., None]
+        )[..., 0]
+        noise = (
+            self.span.noise * left.norm(dim=1) * right.norm(dim=1)
+            + self.rounding / sent * value.abs()
+        )
         return Part(value[:, None], by[..., None], noise)
 
 
@@ -111,7 +121,8 @@ class Sample:
     def __init__(self, condition: Condition, steps: list[Step], loss: Loss) -> None:
         self.condition, self.loss = condition, loss
         here = condition.here
-        self.turned = (condition.directions @ here.rows)[:, : here.rows.shape[1] - here.has_bias]  # dx / ds
+        # dx / ds
+        self.turned = (condition.directions @ here.rows)[:, : here.rows.shape[1] - here.has_bias]
         self.activations = [step.activation for step in steps]
         self.W = [step.W.double() for step in steps[1:]]
         self.b = [None if step.b is None else step.b.double() for step in steps[1:]]
@@ -121,12 +132,18 @@ class Sample:
         complete = len(condition.here) >= len(condition.next)
         self.first = SpanLayer.of(steps[0], condition.here) if complete else None
 
-    def passes(self, s: Tensor, Y: Tensor, *, by: bool = True) -> tuple[list[Moved], list[Moved], Tensor]:
+    def passes(
+        self, s: Tensor, Y: Tensor, *, by: bool = True
+    ) -> tuple[list[Moved], list[Moved], Tensor]:
         """(what every layer reads, δ at what it writes, the size of p − y (S,)), forward and back;
         if not `by`, without derivatives."""
         K = self.condition.K
         z = [Moved(s @ K + self.condition.c, (K if by else K[:0]).expand(len(s), -1, -1))]
-        read = [Moved(self.condition.inputs(s), self.turned[: len(K) if by else 0].expand(len(s), -1, -1))]
+        read = [
+            Moved(
+                self.condition.inputs(s), self.turned[: len(K) if by else 0].expand(len(s), -1, -1)
+            )
+        ]
         for W, b, activation in zip(self.W, self.b, self.activations, strict=False):
             slope = activation.slope(z[-1].at)
             read.append(Moved(activation.function(z[-1].at), z[-1].by * slope[:, None]))
@@ -135,15 +152,24 @@ class Sample:
         logits, moved = z[-1].at, z[-1].by
         k = moved.shape[1]
         curvature = self.loss.curvature(logits.repeat_interleave(k, 0), Y.repeat_interleave(k, 0))
-        sent = Moved(self.loss.gradient(logits, Y), curvature.times(moved.flatten(0, 1)).view_as(moved))
+        sent = Moved(
+            self.loss.gradient(logits, Y), curvature.times(moved.flatten(0, 1)).view_as(moved)
+        )
         passed = [sent]
         for W, below, activation in reversed(list(zip(self.W, z, self.activations, strict=False))):
             slope, bend = activation.slope(below.at), _bend(activation, below.at)
             back = passed[-1].at @ W
-            passed.append(Moved(back * slope, (passed[-1].by @ W) * slope[:, None] + (back * bend)[:, None] * below.by))
+            passed.append(
+                Moved(
+                    back * slope,
+                    (passed[-1].by @ W) * slope[:, None] + (back * bend)[:, None] * below.by,
+                )
+            )
         return read, passed[::-1], sent.at.norm(dim=1).clamp_min(1e-300)
 
-    def equations(self, u: Tensor, Y: Tensor, pin: Pin, units: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def equations(
+        self, u: Tensor, Y: Tensor, pin: Pin, units: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(equations (S, R), their derivatives (S, R, k + 1), units (S, P) of their noise).
 
         Where the units are those of an earlier point, derivatives by s are left out.
@@ -155,11 +181,18 @@ class Sample:
             if layer is not None:
                 parts += [layer.backward(sent, size), layer.weight(inputs, sent, size)]
                 scaled += [False, True]
-        noises = [part.noise * (alpha[:, 0] if weighs else 1) for part, weighs in zip(parts, scaled, strict=True)]
+        noises = [
+            part.noise * (alpha[:, 0] if weighs else 1)
+            for part, weighs in zip(parts, scaled, strict=True)
+        ]
         units = torch.stack(noises, 1).clamp_min(1e-300) if units is None else units
         rows, slopes = (
             [pin.strength * (u[:, -1:] - pin.value)],
-            [torch.nn.functional.pad(read.by.new_full((len(u), 1, 1), pin.strength), (read.by.shape[1], 0))],
+            [
+                torch.nn.functional.pad(
+                    read.by.new_full((len(u), 1, 1), pin.strength), (read.by.shape[1], 0)
+                )
+            ],
         )
         for i, (part, weighs) in enumerate(zip(parts, scaled, strict=True)):
             unit = units[:, i : i + 1]
@@ -186,7 +219,14 @@ def _bend(activation: Activation, z: Tensor) -> Tensor:
 
 
 def settle(
-    condition: Condition, steps: list[Step], X: Tensor, loss: Loss, alpha: float, usual: float | None, *, pinned: bool
+    condition: Condition,
+    steps: list[Step],
+    X: Tensor,
+    loss: Loss,
+    alpha: float,
+    usual: float | None,
+    *,
+    pinned: bool,
 ) -> tuple[FoundPoints, Tensor]:
     """Samples (R) among points X (P, n) of families, and their weights (R,).
 
@@ -197,8 +237,12 @@ def settle(
     u, Y = _starts(sample, X, alpha)
     family = _Family(sample, Y, pin)
     start, ended = time.thread_time(), []
-    for rows in torch.arange(len(u), device=u.device).split(_DESCENT.at_once(family.entries, u.device.type)):
-        if time.thread_time() > start + PATIENCE or out_of_time("families of samples that look alike"):
+    for rows in torch.arange(len(u), device=u.device).split(
+        _DESCENT.at_once(family.entries, u.device.type)
+    ):
+        if time.thread_time() > start + PATIENCE or out_of_time(
+            "families of samples that look alike"
+        ):
             break
         ended.append(_followed(family.take(rows), u[rows]))
     if not ended:
@@ -244,7 +288,9 @@ def _starts(sample: Sample, X: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
 def _fits(sample: Sample, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """(how far δ lies outside the column spaces (P,), 1/α (P,)) with the label y."""
     (_, read, *_), (delta, above, *_), size = sample.passes(s, y.expand(len(s), -1), by=False)
-    outside = sample.second.backward(above, size).value.norm(dim=1) / above.at.norm(dim=1).clamp_min(1e-300)
+    outside = sample.second.backward(above, size).value.norm(dim=1) / above.at.norm(
+        dim=1
+    ).clamp_min(1e-300)
     if sample.first is not None:
         below = sample.first.backward(delta, size).value.norm(dim=1)
         outside = outside + below / delta.at.norm(dim=1).clamp_min(1e-300)
@@ -298,7 +344,8 @@ def _followed(family: _Family, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     r, J, _ = family.sample.equations(u, family.Y, family.pin)
     left = r.square().mean(1).sqrt().nan_to_num(nan=torch.inf)
     sizes = J.norm(dim=1).clamp(1e-150, 1e150)
-    even = (J / sizes[:, None]).nan_to_num(posinf=0.0, neginf=0.0)  # columns of one size: eigenvalues stay within k
+    # columns of one size: eigenvalues stay within k
+    even = (J / sizes[:, None]).nan_to_num(posinf=0.0, neginf=0.0)
     values, vectors = torch.linalg.eigh(even.mT @ even)
     ways = vectors.square() / values.clamp_min(1e-300)[:, None]  # (S, k + 1, k + 1)
     deviations = ways.sum(2).sqrt() / sizes * left.clamp_min(1.0)[:, None]

@@ -34,12 +34,16 @@ from unsum.spans.roots import STARTS, Condition, descend, starts
 from unsum.spans.search import PATIENCE, roots_among, tried_starts
 from unsum.spans.training import MetWeights, Unrolled, Visited, less
 
-_SAMPLES = 32  # that a round of starts is made for: one in five to one in thirty ends in a sample of the step at hand
+# that a round of starts is made for: one in five to one in thirty ends in a sample of the step at
+# hand
+_SAMPLES = 32
 _STARTS = 256  # of a round of descents
 _BARREN = 6  # rounds without a new sample, three of each kind, after which a step has no more
 _POOL = 1024  # ends that later steps begin from
-_SLACK = 4.0  # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
-_ALIKE = 1e-2  # relative distance of two weights of one step, or of a sum of weights from the learning rate
+# times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
+_SLACK = 4.0
+# relative distance of two weights of one step, or of a sum of weights from the learning rate
+_ALIKE = 1e-2
 _OFTEN = 8  # copies of a sample in one step at most
 _MOST_STEPS = 4096  # whatever a client declares
 _SEEN = 1e-3  # relative distance within which two visits are of one sample
@@ -62,16 +66,22 @@ class Unrolling:
         training = self.training
         if training.momentum and training.learning_rate is None and training.steps is None:
             raise UnsumError(
-                "With momentum 'spans' follows local steps only if it knows their rate or their number; declare one of them."
+                "With momentum 'spans' follows local steps only if it knows their rate or their "
+                "number; declare one of them."
             )
         found, weights = Unrolled(self.change), MetWeights(self.change)
         pool = self.here.rows.new_zeros(0, self.change[0].W.shape[1])
         most = min(training.steps or _MOST_STEPS, _MOST_STEPS)
-        while len(found.seen) < most and found.visits < len(self.next) and not out_of_time("further local steps"):
+        while (
+            len(found.seen) < most
+            and found.visits < len(self.next)
+            and not out_of_time("further local steps")
+        ):
             seen, pool = self._step(found, weights, pool)
             if seen is None:
                 break
-            last = self._lacking(found, seen)  # of a step that lacks samples the gradient is not known
+            # of a step that lacks samples the gradient is not known
+            last = self._lacking(found, seen)
             found, weights = self._taken(found, weights, seen)
             self.progress.part(min(found.visits, len(self.next)), len(self.next))
             if last:
@@ -94,20 +104,30 @@ class Unrolling:
         if not self.mean or not found.seen:
             return found
         reach = Schedule.of(replace(self.training, steps=len(found.seen)), (1,)).reach[-1].tolist()
-        said = [float(seen.weights.sum()) / far for seen, far in zip(found.seen, reach, strict=True)]
+        said = [
+            float(seen.weights.sum()) / far for seen, far in zip(found.seen, reach, strict=True)
+        ]
         rate = self.training.learning_rate or median(said)
-        if max(abs(one / rate - 1) for one in said) > _ALIKE:  # trained otherwise, or a step lacks samples
+        # trained otherwise, or a step lacks samples
+        if max(abs(one / rate - 1) for one in said) > _ALIKE:
             return found
         steps = zip(found.seen, reach, strict=True)
-        evened = [replace(seen, weights=seen.weights * (rate * far / seen.weights.sum())) for seen, far in steps]
+        evened = [
+            replace(seen, weights=seen.weights * (rate * far / seen.weights.sum()))
+            for seen, far in steps
+        ]
         return replace(self.followed(evened), even=True)
 
-    def _taken(self, found: Unrolled, weights: MetWeights, seen: Visited) -> tuple[Unrolled, MetWeights]:
+    def _taken(
+        self, found: Unrolled, weights: MetWeights, seen: Visited
+    ) -> tuple[Unrolled, MetWeights]:
         """One step more: its samples taken out of what is left, and the weights after it."""
         put, reach = seen.contributions(weights.steps), self._reach(seen, len(found.seen))
         left = [less(step, *part) for step, part in zip(found.left, put, strict=True)]
         moved = [(by_W / reach, by_b / reach) for by_W, by_b in put]
-        return Unrolled(left, [*found.seen, seen], [*found.met, weights]), weights.after(moved, self.training)
+        return Unrolled(left, [*found.seen, seen], [*found.met, weights]), weights.after(
+            moved, self.training
+        )
 
     def _reach(self, seen: Visited, step: int) -> float:
         """How often a step's own movement is in −Δ: more than once where a momentum repeats it."""
@@ -119,13 +139,23 @@ class Unrolling:
             return float(sent) / training.learning_rate
         return sum(training.momentum**i for i in range((training.steps or 0) - step))
 
-    def _step(self, found: Unrolled, weights: MetWeights, pool: Tensor) -> tuple[Visited | None, Tensor]:
+    def _step(
+        self, found: Unrolled, weights: MetWeights, pool: Tensor
+    ) -> tuple[Visited | None, Tensor]:
         """(what the next step saw, ends for later steps); None where no root is a sample."""
         whole = Condition.of(weights.steps[0], self.here, self.next)
         condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        roots, seen, near, barren, last = FoundPoints.none(whole.step.W), None, [pool[:0]], 0, time.thread_time()
-        while not self._whole(found, seen) and (barren < _BARREN or time.thread_time() < last + PATIENCE):
+        roots, seen, near, barren, last = (
+            FoundPoints.none(whole.step.W),
+            None,
+            [pool[:0]],
+            0,
+            time.thread_time(),
+        )
+        while not self._whole(found, seen) and (
+            barren < _BARREN or time.thread_time() < last + PATIENCE
+        ):
             if out_of_time("further starts of a local step"):
                 break
             ends = self._ends(condition, pool, len(near) - 1, generator)
@@ -139,7 +169,9 @@ class Unrolling:
                 condition = self._rest(self._taken(found, weights, sure)[0], weights, whole)
         return seen, _apart(torch.cat(near), roots)[:_POOL]
 
-    def _ends(self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator) -> Descent:
+    def _ends(
+        self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator
+    ) -> Descent:
         """Ends of the pool at first, then of starts by turns with reflections and without.
 
         Reflections are faster, but where steps are short they arrive at samples of any step.
@@ -153,7 +185,11 @@ class Unrolling:
 
     def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
         """Whether a step has all samples that it should have, each found twice."""
-        return seen is not None and int(seen.roots.hits.min()) > 1 and self._lacking(found, seen) is False
+        return (
+            seen is not None
+            and int(seen.roots.hits.min()) > 1
+            and self._lacking(found, seen) is False
+        )
 
     def _lacking(self, found: Unrolled, seen: Visited) -> bool | None:
         """Whether a step lacks samples that it should have; None where nothing tells.
@@ -164,7 +200,11 @@ class Unrolling:
         training = self.training
         told = training.steps or not (training.momentum or training.weight_decay)
         if self.mean and training.learning_rate and told:
-            reach = 1.0 if training.steps is None else float(Schedule.of(training, (1,)).reach[-1, len(found.seen)])
+            reach = (
+                1.0
+                if training.steps is None
+                else float(Schedule.of(training, (1,)).reach[-1, len(found.seen)])
+            )
             return float(seen.weights.sum()) < (1 - _ALIKE) * training.learning_rate * reach
         number = training.batch_size or (len(found.seen[-1]) if found.seen else None)
         return None if number is None else len(seen) < min(number, len(self.next) - found.visits)

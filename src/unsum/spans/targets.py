@@ -1,7 +1,8 @@
 """From the gradients at the logits to the loss, its targets and the gradient's scale.
 
-Once every sample's features are known, the head's ∇W = Gᵀ F gives G = α g(logits, target) by one least-squares solve, whatever
-the loss is. The logits are known too, so each loss can be held against G; where one fits, its targets are read off.
+Once every sample's features are known, the head's ∇W = Gᵀ F gives G = α g(logits, target) by one
+least-squares solve, whatever the loss is. The logits are known too, so each loss can be held
+against G; where one fits, its targets are read off.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ _WHOLE = 1e-2  # distance from a whole number within which a ratio of weights co
 
 @dataclass(frozen=True)
 class LossReading:
-    """A loss that explains G (R, C) = weights · gradient(logits, Y), and what it leaves of G, relative."""
+    """A loss that explains G (R, C) = weights · gradient(logits, Y), and what it leaves of G,
+    relative."""
 
     loss: Loss
     Y: Tensor  # (R, C)
     weights: Tensor  # (R,) one α for every sample, times its copies
     misfit: float
-    off: float = 0.0  # the largest entry of a target that G, at one scale for all samples, would have otherwise
+    # the largest entry of a target that G, at one scale for all samples, would have otherwise
+    off: float = 0.0
     # Smoothed targets at another scale would send the same, and the scale is not the plain one.
     smoothing_open: bool = False
 
@@ -44,27 +47,44 @@ class LossReading:
 
     @property
     def copies(self) -> Tensor | None:
-        """(R,) how often each sample occurs, or None where weights are no whole multiples of each other."""
-        base = self.weights[self.weights > 0].min() if bool((self.weights > 0).any()) else self.weights.new_ones(())
+        """(R,) how often each sample occurs, or None where weights are no whole multiples of each
+        other."""
+        base = (
+            self.weights[self.weights > 0].min()
+            if bool((self.weights > 0).any())
+            else self.weights.new_ones(())
+        )
         ratios = self.weights / base
         whole = ratios.round()
-        fits = bool(((ratios - whole).abs() < _WHOLE * whole).all()) and float(whole.max()) <= _OFTEN
+        fits = (
+            bool(((ratios - whole).abs() < _WHOLE * whole).all()) and float(whole.max()) <= _OFTEN
+        )
         return whole.long() if fits else None
 
 
-def read_loss(head: Head, features: Tensor, logits: Tensor, known: Loss | None, knowledge: Knowledge) -> LossReading:
-    """G from the head's gradient, by least squares over the samples' features; then what loss it is of."""
-    columns = features if head.grad_b is None else torch.cat([features, torch.ones_like(features[:, :1])], 1)
+def read_loss(
+    head: Head, features: Tensor, logits: Tensor, known: Loss | None, knowledge: Knowledge
+) -> LossReading:
+    """G from the head's gradient, by least squares over the samples' features; then what loss it is
+    of."""
+    columns = (
+        features
+        if head.grad_b is None
+        else torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    )
     grad = head.grad_W.double()
     sent = grad if head.grad_b is None else torch.cat([grad, head.grad_b.double()[:, None]], 1)
     G = torch.linalg.lstsq(columns.T, sent.T).solution
     return read_targets(G, logits, known, knowledge.loss == PLAIN, head.reduction)
 
 
-def read_targets(G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, reduction: str) -> LossReading:
+def read_targets(
+    G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, reduction: str
+) -> LossReading:
     """The reading that leaves least of G; simpler ones come first where they leave hardly more.
 
-    `plain` says that cross-entropy was declared. Without a declaration a single logit belongs to binary cross-entropy.
+    `plain` says that cross-entropy was declared. Without a declaration a single logit belongs to
+    binary cross-entropy.
     """
     C = logits.shape[1]
     if declared is not None or plain:
@@ -78,15 +98,17 @@ def read_targets(G: Tensor, logits: Tensor, declared: Loss | None, plain: bool, 
         readings = [*(one[0] for one in each), *(reading for one in each for reading in one[1:])]
     least = min(reading.misfit for reading in readings)
     fits = (reading for reading in readings if reading.misfit <= max(3 * least, 1e-5))
-    found = next(fits, readings[0])  # NaN, where samples came out that send nothing, is refused by who judges
+    # NaN, where samples came out that send nothing, is refused by who judges
+    found = next(fits, readings[0])
     return _questioned(found, G, logits, reduction)
 
 
 def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str) -> LossReading:
     """The reading with what G says against its targets.
 
-    A small part of G holds samples that the model is sure of; they must fit by themselves. And with two classes, or flat logits,
-    smoothing is nearly a change of scale: α (p − y) has the direction of α' (p − y') for every y.
+    A small part of G holds samples that the model is sure of; they must fit by themselves. And with
+    two classes, or flat logits, smoothing is nearly a change of scale: α (p − y) has the direction
+    of α' (p − y') for every y.
     """
     copies, loss = reading.copies, reading.loss
     if copies is None or not isinstance(loss, CrossEntropy | BinaryCrossEntropy):
@@ -95,16 +117,24 @@ def _questioned(reading: LossReading, G: Tensor, logits: Tensor, reduction: str)
     g = loss.gradient(logits, reading.Y)
     # Weights of their own would hide it: two classes have no other entry to fit.
     rest = G / (alpha * copies[:, None]) - g
-    plain = float(reading.weights.sum()) * loss.divisor(logits) / len(G) if reduction == "mean" else alpha
+    plain = (
+        float(reading.weights.sum()) * loss.divisor(logits) / len(G)
+        if reduction == "mean"
+        else alpha
+    )
     smoothed = 1 / max(logits.shape[1], 2) - reading.Y.to(g)
     g, smoothed = g.flatten(), smoothed.flatten()
     shown = smoothed - (smoothed @ g) / (g @ g).clamp_min(1e-300) * g
     left = max(float(rest.norm()), _FINEST * float(g.norm()))
     hidden = not _SURE * left < _WRONG * float(shown.norm())
-    return replace(reading, off=float(rest.abs().max()), smoothing_open=hidden and abs(plain - 1) > _PLAIN)
+    return replace(
+        reading, off=float(rest.abs().max()), smoothing_open=hidden and abs(plain - 1) > _PLAIN
+    )
 
 
-def _with(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool) -> list[LossReading]:
+def _with(
+    loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool
+) -> list[LossReading]:
     if loss.name == "mse":
         return _squared(loss, G, logits, reduction, declared=declared)
     if loss.many_labels:
@@ -114,7 +144,8 @@ def _with(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bo
 
 
 def _weighed(loss: Loss, Y: Tensor, G: Tensor, logits: Tensor) -> LossReading:
-    """Weights by least squares, sample by sample; those that hardly send anything get the others' median."""
+    """Weights by least squares, sample by sample; those that hardly send anything get the others'
+    median."""
     g = loss.gradient(logits, Y)
     weights = (G * g).sum(1) / g.square().sum(1).clamp_min(1e-300)
     sent = G.norm(dim=1)
@@ -131,11 +162,16 @@ def _hard(loss: Loss, G: Tensor, logits: Tensor) -> LossReading:
 
 
 def _soft(loss: Loss, G: Tensor, logits: Tensor, reduction: str) -> list[LossReading]:
-    """Smoothed labels, from the line G = α p − α floor beside the labels; or any labels, at the plain scale or the usual one."""
+    """Smoothed labels, from the line G = α p − α floor beside the labels; or any labels, at the
+    plain scale or the usual one."""
     P, C = logits.softmax(1), logits.shape[1]
     beside = torch.ones_like(P, dtype=torch.bool).scatter_(1, G.argmin(1, keepdim=True), False)
     line = torch.stack([P[beside], torch.ones_like(P[beside])], 1)
-    slope, offset = torch.linalg.lstsq(line, G[beside][:, None]).solution[:, 0].tolist() if C > 2 else (0.0, 0.0)
+    slope, offset = (
+        torch.linalg.lstsq(line, G[beside][:, None]).solution[:, 0].tolist()
+        if C > 2
+        else (0.0, 0.0)
+    )
     readings = []
     if slope > 0 and 0 < -offset / slope * C < 1:
         floor = -offset / slope
@@ -147,7 +183,9 @@ def _soft(loss: Loss, G: Tensor, logits: Tensor, reduction: str) -> list[LossRea
             Y = P - G / alpha
             if float(Y.min()) > -_CERTAIN and float(Y.max()) < 1 + _CERTAIN:
                 left = float((G - alpha * loss.gradient(logits, Y.clamp(0, 1))).norm() / G.norm())
-                readings.append(LossReading(loss, Y.clamp(0, 1), G.new_full((len(G),), alpha), left))
+                readings.append(
+                    LossReading(loss, Y.clamp(0, 1), G.new_full((len(G),), alpha), left)
+                )
     return readings
 
 
@@ -163,8 +201,11 @@ def _binary(loss: Loss, G: Tensor, logits: Tensor) -> LossReading:
     return _weighed(loss, (G < 0).to(G), G, logits)
 
 
-def _squared(loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool) -> list[LossReading]:
-    """One-hot targets, most of which are 0; where the loss is declared, any numbers, at the plain scale."""
+def _squared(
+    loss: Loss, G: Tensor, logits: Tensor, reduction: str, *, declared: bool
+) -> list[LossReading]:
+    """One-hot targets, most of which are 0; where the loss is declared, any numbers, at the plain
+    scale."""
     readings = []
     usual = float((G / torch.where(logits.abs() > 1e-9, logits, torch.inf)).median())
     if usual > 0:

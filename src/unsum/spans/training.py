@@ -20,7 +20,9 @@ from unsum.separate.local_steps.movement import Schedule
 from unsum.update import Update
 
 _PLACES = 8  # last places that sums of some hundred terms are off by
-_USUAL = 16  # local steps whose rounding is assumed where nobody says how many there are; it grows with their root
+# local steps whose rounding is assumed where nobody says how many there are; it grows with their
+# root
+_USUAL = 16
 _DEVIATION = 0.29  # of a rounded number, in units of the last place: 1/√12
 
 
@@ -89,11 +91,16 @@ class Unrolled:
         leave."""
         sent = self.met[0].steps  # with all of −Δ
         rests = zip(self.left, sent, strict=True)
-        return max(_norm(left) / max(rounded_weights(left, len(self.seen), change), 1e-300) for left, change in rests)
+        return max(
+            _norm(left) / max(rounded_weights(left, len(self.seen), change), 1e-300)
+            for left, change in rests
+        )
 
 
 def less(step: Step, by_W: Tensor, by_b: Tensor) -> Step:
-    return replace(step, grad_W=step.grad_W - by_W, grad_b=None if step.grad_b is None else step.grad_b - by_b)
+    return replace(
+        step, grad_W=step.grad_W - by_W, grad_b=None if step.grad_b is None else step.grad_b - by_b
+    )
 
 
 def raw_change(steps: list[Step], update: Update, training: LocalTraining) -> list[Step]:
@@ -118,7 +125,11 @@ def raw_change(steps: list[Step], update: Update, training: LocalTraining) -> li
 
 def _plus_decay(step: Step, factor: float, decay: float) -> Step:
     """factor · gradient + decay · weight in the place of the gradient."""
-    grad_b = step.grad_b if step.grad_b is None or step.b is None else factor * step.grad_b + decay * step.b
+    grad_b = (
+        step.grad_b
+        if step.grad_b is None or step.b is None
+        else factor * step.grad_b + decay * step.b
+    )
     return replace(step, grad_W=factor * step.grad_W + decay * step.W, grad_b=grad_b)
 
 
@@ -130,9 +141,18 @@ def rounded_weights(step: Step, steps: int | None, change: Step | None = None) -
     the weights.
     """
     parts = [step.W] if step.b is None else [step.W, step.b]
-    places = [torch.finfo(part.dtype).eps * part.abs().log2().floor().exp2().double() for part in parts]
-    weights = _DEVIATION * ((steps or _USUAL) * sum(float(place.square().sum()) for place in places)) ** 0.5
-    return weights if change is None else math.hypot(weights, _PLACES * torch.finfo(step.W.dtype).eps * _norm(change))
+    places = [
+        torch.finfo(part.dtype).eps * part.abs().log2().floor().exp2().double() for part in parts
+    ]
+    weights = (
+        _DEVIATION
+        * ((steps or _USUAL) * sum(float(place.square().sum()) for place in places)) ** 0.5
+    )
+    return (
+        weights
+        if change is None
+        else math.hypot(weights, _PLACES * torch.finfo(step.W.dtype).eps * _norm(change))
+    )
 
 
 def rounded_entry(step: Step, steps: int | None) -> float:
@@ -142,4 +162,7 @@ def rounded_entry(step: Step, steps: int | None) -> float:
 
 def _norm(step: Step) -> float:
     parts = [step.grad_W] if step.grad_b is None else [step.grad_W, step.grad_b]
-    return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts) ** 0.5
+    return (
+        sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
+        ** 0.5
+    )

@@ -48,15 +48,21 @@ def read_steps(
     """The samples of all local steps, as far as they can be followed; None where the first step has
     none."""
     if knowledge.loss not in (None, PLAIN):
-        raise UnsumError("'spans' follows local steps of cross-entropy alone; for other losses capture a single step.")
+        raise UnsumError(
+            "'spans' follows local steps of cross-entropy alone; for other losses capture a single "
+            "step."
+        )
     training = update.training or LocalTraining(learning_rate=update.learning_rate)
     change = replace(chain, steps=raw_change(chain.steps, update, training))
     pair = choose_pair(change, knowledge, lambda step: rounded_entry(step, training.steps))
-    search = Unrolling(pair.steps, pair.here, pair.next, training, head.reduction == "mean", seed, progress)
+    search = Unrolling(
+        pair.steps, pair.here, pair.next, training, head.reduction == "mean", seed, progress
+    )
     found = search.run()
     if not found.seen:
         return None
-    inputs_stay = pair.at == 0 and chain.complete  # what lies below the pair is trained, too, and changes what it reads
+    # what lies below the pair is trained, too, and changes what it reads
+    inputs_stay = pair.at == 0 and chain.complete
     groups = _samples(found, inputs_stay)
     if found.visits >= pair.expected:
         found = _polished(search, search.evened(found), groups)
@@ -69,7 +75,10 @@ def read_steps(
 def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
     """(visits,) which sample each visit is of, numbered in the order in which steps saw them
     first."""
-    X, labels = torch.cat([seen.roots.points for seen in found.seen]), torch.cat([seen.labels for seen in found.seen])
+    X, labels = (
+        torch.cat([seen.roots.points for seen in found.seen]),
+        torch.cat([seen.labels for seen in found.seen]),
+    )
     if not inputs_stay:
         return torch.arange(len(X), device=X.device)
     same = (torch.cdist(X, X) < _SAME * X.norm(dim=1)) & (labels[:, None] == labels)
@@ -89,7 +98,10 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
             *parts, alpha = solved
             sizes = [len(seen) for seen in found.seen]
             steps = zip(found.seen, *(part.split(sizes) for part in parts), strict=True)
-            moved = [Visited(replace(s.roots, points=x, errors=e), s.labels, alpha * s.weights) for s, x, e in steps]
+            moved = [
+                Visited(replace(s.roots, points=x, errors=e), s.labels, alpha * s.weights)
+                for s, x, e in steps
+            ]
             again = replace(search.followed(moved), even=found.even)
             if not again.unexplained < found.unexplained:
                 break
@@ -97,43 +109,70 @@ def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:
     return found
 
 
-def _by_first_layer(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[Tensor, Tensor, float]:
+def _by_first_layer(
+    search: Unrolling, found: Unrolled, groups: Tensor
+) -> tuple[Tensor, Tensor, float]:
     """(X, predicted errors, 1) of all visits: what explains ∇W of the first layer, given what the
     steps send back to it."""
     step = search.change[0]
-    delta = torch.cat([seen.passes(met.steps)[1][0] for seen, met in zip(found.seen, found.met, strict=True)])
+    delta = torch.cat(
+        [seen.passes(met.steps)[1][0] for seen, met in zip(found.seen, found.met, strict=True)]
+    )
     sent = delta.new_zeros(int(groups.max()) + 1, delta.shape[1]).index_add_(0, groups, delta)
     inverse = torch.linalg.pinv(sent.T)
     X = left_product(inverse, step.grad_W)[0]
-    errors = inverse.norm(dim=1) * search.here.noise * step.W.shape[1] ** 0.5 / X.norm(dim=1).clamp_min(1e-300)
+    errors = (
+        inverse.norm(dim=1)
+        * search.here.noise
+        * step.W.shape[1] ** 0.5
+        / X.norm(dim=1).clamp_min(1e-300)
+    )
     return X[groups], errors[groups], 1.0
 
 
-def _by_all_layers(search: Unrolling, found: Unrolled, groups: Tensor) -> tuple[Tensor, Tensor, float] | None:
+def _by_all_layers(
+    search: Unrolling, found: Unrolled, groups: Tensor
+) -> tuple[Tensor, Tensor, float] | None:
     """The same against all layers, with what weights must be multiplied by; None with too many
     unknowns, or repeated visits."""
     if found.visits * len(search.here) > MOST or int(groups.max()) + 1 < len(groups):
         return None
     conditions = [Condition.of(met.steps[0], search.here, search.next) for met in found.met]
     samples = [
-        Sample(condition, met.steps, CrossEntropy()) for condition, met in zip(conditions, found.met, strict=True)
+        Sample(condition, met.steps, CrossEntropy())
+        for condition, met in zip(conditions, found.met, strict=True)
     ]
-    labels, weights = (torch.cat([getattr(seen, name) for seen in found.seen]) for name in ("labels", "weights"))
+    labels, weights = (
+        torch.cat([getattr(seen, name) for seen in found.seen]) for name in ("labels", "weights")
+    )
     Y = torch.nn.functional.one_hot(labels, len(search.change[-1].W)).to(weights)
     noises = [rounded_entry(step, len(found.seen)) for step in search.change]
-    together = AllSamples(samples, [len(seen) for seen in found.seen], search.change, Y, weights, noises)
-    X, errors, alpha = solve_together(together, torch.cat([seen.roots.points for seen in found.seen]), 1.0)
+    together = AllSamples(
+        samples, [len(seen) for seen in found.seen], search.change, Y, weights, noises
+    )
+    X, errors, alpha = solve_together(
+        together, torch.cat([seen.roots.points for seen in found.seen]), 1.0
+    )
     return X, errors, alpha if search.training.learning_rate is None else 1.0
 
 
-def _answered(head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowledge, seed: int) -> FoundSamples:
+def _answered(
+    head: Head, pair: Pair, answer: UnrolledAnswer, knowledge: Knowledge, seed: int
+) -> FoundSamples:
     sharp = [seen.roots for seen in answer.found.seen]
-    blunt = [replace(roots, errors=blurred(roots.errors, roots.points, pair.here)) for roots in sharp]
-    visited = [replace(seen, roots=roots) for seen, roots in zip(answer.found.seen, blunt, strict=True)]
+    blunt = [
+        replace(roots, errors=blurred(roots.errors, roots.points, pair.here)) for roots in sharp
+    ]
+    visited = [
+        replace(seen, roots=roots) for seen, roots in zip(answer.found.seen, blunt, strict=True)
+    ]
     answer = replace(answer, found=replace(answer.found, seen=visited))
     claim = judge_steps(answer, knowledge, seed)
     found = answer.found
-    passed = [forward(met.steps, seen.roots.points) for seen, met in zip(found.seen, found.met, strict=True)]
+    passed = [
+        forward(met.steps, seen.roots.points)
+        for seen, met in zip(found.seen, found.met, strict=True)
+    ]
     times = torch.cat([answer.copies(seen) for seen in found.seen])
     first = answer.firsts
     chosen = first.repeat_interleave(times[first])
@@ -167,12 +206,21 @@ def _left(found: Unrolled, pair: Pair) -> float:
 
 def _remarks(pair: Pair, answer: UnrolledAnswer) -> list[str]:
     sizes = [len(seen) for seen in answer.found.seen]
-    many = f"{sizes[0]} samples each" if len(set(sizes)) == 1 else f"{', '.join(map(str, sizes))} samples"
+    many = (
+        f"{sizes[0]} samples each"
+        if len(set(sizes)) == 1
+        else f"{', '.join(map(str, sizes))} samples"
+    )
     steps = "1 local step was" if len(sizes) == 1 else f"{len(sizes)} local steps were"
     names = f"{pair.steps[0].name!r} and {pair.steps[1].name!r}"
     notes = [
-        f"{steps} unrolled ({many}) out of the spans of {names}; features are those in the step that saw a sample first."
+        (
+            f"{steps} unrolled ({many}) out of the spans of {names}; features are those in the "
+            "step that saw a sample first."
+        )
     ]
     if answer.missing > 0:
-        notes.append(f"{answer.missing} further directions belong to later steps that were not reached.")
+        notes.append(
+            f"{answer.missing} further directions belong to later steps that were not reached."
+        )
     return notes

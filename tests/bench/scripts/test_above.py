@@ -1,4 +1,5 @@
-"""The search for attacks above their ceiling: it finds none in a small run, and it finds every broken ceiling."""
+"""The search for attacks above their ceiling: it finds none in a small run, and it finds every
+broken ceiling."""
 
 from __future__ import annotations
 
@@ -28,20 +29,41 @@ def test_a_small_search_finds_nothing_above(tmp_path: Path) -> None:
 
 
 def genome(**changed: object) -> dict[str, object]:
-    plain = {"attacker": "told", "secret": "sample", "network": "tanh", "loss": "ce", "training": "gradient"}
-    rest = {"before": "nothing", "after": "nothing", "kind": "gaussian", "samples": 3, "noise": 0.5, "spread": 0.5}
-    return above.fresh(random.Random(0), ["told"]) | plain | rest | {"head": 1.0, "seed": 5} | changed
+    plain = {
+        "attacker": "told",
+        "secret": "sample",
+        "network": "tanh",
+        "loss": "ce",
+        "training": "gradient",
+    }
+    rest = {
+        "before": "nothing",
+        "after": "nothing",
+        "kind": "gaussian",
+        "samples": 3,
+        "noise": 0.5,
+        "spread": 0.5,
+    }
+    return (
+        above.fresh(random.Random(0), ["told"]) | plain | rest | {"head": 1.0, "seed": 5} | changed
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("secret", "noise"), [("label", 4.0), ("presence", 1.0)])
-def test_half_the_distance_is_found_out(secret: str, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_the_distance_is_found_out(
+    secret: str, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = above.Record()
     above.try_case(genome(secret=secret), honest)
     assert honest.above == []
     whole = Separation.of.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        Separation, "of", classmethod(lambda cls, *a, **k: replace(one := whole(cls, *a, **k), squared=one.squared / 4))
+        Separation,
+        "of",
+        classmethod(
+            lambda cls, *a, **k: replace(one := whole(cls, *a, **k), squared=one.squared / 4)
+        ),
     )
     broken = above.Record()
     above.try_case(genome(secret=secret, noise=noise), broken, pairs=30)
@@ -59,7 +81,8 @@ def test_a_share_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.long
 @pytest.mark.parametrize("kind", above.NOISES)
 def test_the_oracle_stands_at_the_ceiling_under_every_noise(kind: str) -> None:
-    """Of labels, whose limit is no estimate: Laplace's alone is looser than what the best attacker has."""
+    """Of labels, whose limit is no estimate: Laplace's alone is looser than what the best attacker
+    has."""
     record = above.Record()
     above.try_case(genome(secret="label", kind=kind, noise=0.5, spread=None), record)
     assert record.above == []
@@ -70,16 +93,36 @@ def test_the_oracle_stands_at_the_ceiling_under_every_noise(kind: str) -> None:
 def test_gradient_matching_answers() -> None:
     for attacker in ("dlg", "gradinversion"):
         record = above.Record()
-        chosen = {"attacker": attacker, "network": "relu", "noise": 0.01, "spread": None, "samples": 2}
+        chosen = {
+            "attacker": attacker,
+            "network": "relu",
+            "noise": 0.01,
+            "spread": None,
+            "samples": 2,
+        }
         above.try_case(genome(**chosen), record)
         assert record.attackers == {attacker: 1}
         assert record.above == []
 
 
 def test_searches_that_ran_side_by_side_are_one() -> None:
-    one = above.Record(3, 30, 2.0, attackers={"told": 3}, highest=0.5, seeds=[1], crashed=["x"], crashes=1)
-    other = above.Record(4, 40, 3.0, attackers={"told": 1, "dlg": 3}, highest=1.5, seeds=[2], refusals={"idlg": 2})
+    one = above.Record(
+        3, 30, 2.0, attackers={"told": 3}, highest=0.5, seeds=[1], crashed=["x"], crashes=1
+    )
+    other = above.Record(
+        4, 40, 3.0, attackers={"told": 1, "dlg": 3}, highest=1.5, seeds=[2], refusals={"idlg": 2}
+    )
     both = above.Record.merged([one, other])
-    assert (both.cases, both.games, both.seconds, both.crashes, both.highest) == (7, 70, 5.0, 1, 1.5)
-    assert (both.attackers, both.refusals, both.seeds) == ({"told": 4, "dlg": 3}, {"idlg": 2}, [1, 2])
+    assert (both.cases, both.games, both.seconds, both.crashes, both.highest) == (
+        7,
+        70,
+        5.0,
+        1,
+        1.5,
+    )
+    assert (both.attackers, both.refusals, both.seeds) == (
+        {"told": 4, "dlg": 3},
+        {"idlg": 2},
+        [1, 2],
+    )
     assert both.sentence().startswith("7 cases of 0 kinds, 70 games, 2 attackers in 5 s: 0 above")

@@ -1,4 +1,5 @@
-"""The search for greens that simple attacks contradict: it goes on where it ended, and sees what a blind audit would miss."""
+"""The search for greens that simple attacks contradict: it goes on where it ended, and sees what a
+blind audit would miss."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_a_search_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Mon
 
 def blind(result: str = "passed") -> Any:
     """An audit that saw nothing."""
-    return SimpleNamespace(labels=None, occurred=[], gate=lambda _level: SimpleNamespace(result=result))
+    return SimpleNamespace(
+        labels=None, occurred=[], gate=lambda _level: SimpleNamespace(result=result)
+    )
 
 
 def test_a_blind_audit_is_contradicted() -> None:
@@ -49,7 +52,9 @@ def test_a_blind_audit_is_contradicted() -> None:
     assert all(name.startswith("labels by") for name in of_open)
     coded = replace(case, kind="embedded")
     model, data = coded.model(), coded.data()
-    assert greens.contradictions(coded, model, data, blind())["embedding rows"] == pytest.approx(1.0)
+    assert greens.contradictions(coded, model, data, blind())["embedding rows"] == pytest.approx(
+        1.0
+    )
 
 
 @pytest.mark.parametrize(("defense", "setting"), [("", "ig, masked"), ("sign", "rog")])
@@ -59,11 +64,18 @@ def test_matching_draws_what_a_gate_must_not_pass(defense: str, setting: str) ->
     target = greens.Target(model, *data, classes=20, size_known=False, seed=5)
     by_matching = simple_attacks.by_matching
     assert by_matching(setting, target, greens.sent(case, model, data, 5)) > 0.5
-    assert by_matching(setting, target, greens.sent(replace(case, defense="noise:100"), model, data, 5)) < 0.2
+    assert (
+        by_matching(
+            setting, target, greens.sent(replace(case, defense="noise:100"), model, data, 5)
+        )
+        < 0.2
+    )
 
 
 def test_noise_contradicts_nothing_and_passes() -> None:
-    outcome = greens.tried(greens.Case("mlp", 8, 4, 40, "noise:1", size_known=False, alike=False, seed=3))
+    outcome = greens.tried(
+        greens.Case("mlp", 8, 4, 40, "noise:1", size_known=False, alike=False, seed=3)
+    )
     assert (outcome.green, outcome.level, outcome.contradicted) == (True, "protected", {})
 
 

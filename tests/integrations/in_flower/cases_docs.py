@@ -1,4 +1,5 @@
-"""What the tutorial shows of Flower, run as it stands there; the blocks that need no Flower run when the site is built."""
+"""What the tutorial shows of Flower, run as it stands there; the blocks that need no Flower run
+when the site is built."""
 
 from __future__ import annotations
 

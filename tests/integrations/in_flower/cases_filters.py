@@ -17,13 +17,17 @@ from unsum.defend import FlowerAdaptiveClipping, FlowerFixedClipping, FlowerLoca
 
 
 @pytest.mark.parametrize(
-    "defense", [FlowerFixedClipping(), FlowerAdaptiveClipping(), FlowerFixedClipping(clipping_norm=1e9)]
+    "defense",
+    [FlowerFixedClipping(), FlowerAdaptiveClipping(), FlowerFixedClipping(clipping_norm=1e9)],
 )
 def test_clipping(defense) -> None:
     draw = np.random.default_rng(0)
     before = [draw.normal(size=(30, 20)), draw.normal(size=30)]
     after = [array + draw.normal(size=array.shape) for array in before]
-    change = {str(i): torch.from_numpy(new - old) for i, (new, old) in enumerate(zip(after, before, strict=True))}
+    change = {
+        str(i): torch.from_numpy(new - old)
+        for i, (new, old) in enumerate(zip(after, before, strict=True))
+    }
     compute_clip_model_update(after, before, defense.clipping_norm)
     found = defense(Update(change)).gradients
     for i, (new, old) in enumerate(zip(after, before, strict=True)):

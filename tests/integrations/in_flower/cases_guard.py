@@ -34,7 +34,9 @@ def client(mods, *, inner_mods=()) -> ClientApp:
 def call(app: ClientApp, kind: str = "train") -> Message:
     content = RecordDict({"arrays": ArrayRecord(network().state_dict()), "config": ConfigRecord()})
     message = Message(content, dst_node_id=7, message_type=kind)
-    return app(message, Context(run_id=1, node_id=7, node_config={}, state=RecordDict(), run_config={}))
+    return app(
+        message, Context(run_id=1, node_id=7, node_config={}, state=RecordDict(), run_config={})
+    )
 
 
 def weights(message: Message) -> dict[str, torch.Tensor]:
@@ -70,7 +72,11 @@ def test_noise_is_added_until_the_attack_expects_to_fail() -> None:
     change = sent["7.weight"] - plain["7.weight"]
     moved = plain["7.weight"] - network()[7].weight.detach()
     assert 0.01 < float(change.square().mean().sqrt() / moved.square().mean().sqrt()) < 30
-    assert all(torch.equal(sent[name], plain[name]) for name in plain if "running" in name or "tracked" in name)
+    assert all(
+        torch.equal(sent[name], plain[name])
+        for name in plain
+        if "running" in name or "tracked" in name
+    )
     # What left would pass the same guard; it does not merely say so.
     from unsum.integrations.guard import Guard
 
@@ -83,16 +89,20 @@ def test_the_first_mod_is_the_outermost_and_sees_what_leaves() -> None:
     guard = leakage_guard_mod(network(), training=KNOWN, attack="exact")
     assert not call(client([guard, loud])).has_error()  # it sees the noise
     assert call(client([loud, guard])).has_error()  # it sees what was there before the noise
-    assert not call(client([guard], inner_mods=[loud])).has_error()  # mods of one function lie inside the app's
+    # mods of one function lie inside the app's
+    assert not call(client([guard], inner_mods=[loud])).has_error()
     assert call(client([loud], inner_mods=[guard])).has_error()
 
 
 def test_flowers_own_local_privacy_is_seen_from_the_first_place() -> None:
-    private = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=10.0, delta=1e-5)  # noise of 0.48 on every weight
+    # noise of 0.48 on every weight
+    private = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=10.0, delta=1e-5)
     guard = leakage_guard_mod(network(), training=KNOWN, attack="exact")
     answer = call(client([guard, private]))
     assert not answer.has_error()
-    assert float((weights(answer)["7.weight"] - network()[7].weight.detach()).std()) == pytest.approx(0.48, rel=0.1)
+    assert float(
+        (weights(answer)["7.weight"] - network()[7].weight.detach()).std()
+    ) == pytest.approx(0.48, rel=0.1)
     assert call(client([private, guard])).has_error()
 
 

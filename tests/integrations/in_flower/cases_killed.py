@@ -1,4 +1,5 @@
-"""A whole simulation on Ray: clients' labels against their own logs, one process killed in the middle, one update held back."""
+"""A whole simulation on Ray: clients' labels against their own logs, one process killed in the
+middle, one update held back."""
 
 from __future__ import annotations
 
@@ -19,11 +20,16 @@ CLIENTS, ROUNDS, KILLED_IN, TRIES = 3, 3, 2, 2
 def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     """The audits' findings of `killed_simulation.py`, and what every client wrote down itself.
 
-    On a busy machine Ray's workers sometimes abort by themselves while they start; what then did not take place is run again.
+    On a busy machine Ray's workers sometimes abort by themselves while they start; what then did
+    not take place is run again.
     """
     for _ in range(TRIES):
         result = simulated(tmp_path_factory.mktemp("killed"))
-        if said(result, "about to die") and said(result, "held back") and len(result["audit"]) > CLIENTS:
+        if (
+            said(result, "about to die")
+            and said(result, "held back")
+            and len(result["audit"]) > CLIENTS
+        ):
             return result
     pytest.fail(f"{TRIES} simulations did not come to their end: {result}")
 
@@ -38,7 +44,8 @@ def simulated(folder: Path) -> dict[str, list[dict]]:
         str(ROUNDS),
         str(KILLED_IN),
     ]
-    with (folder / "output").open("w") as output:  # no pipe: Ray's daemons may hold one open for longer than the run
+    # no pipe: Ray's daemons may hold one open for longer than the run
+    with (folder / "output").open("w") as output:
         done = subprocess.run(
             command, cwd=folder, stdout=output, stderr=output, check=False, timeout=500,
             env={**os.environ, "PYTHONPATH": paths},
@@ -74,10 +81,14 @@ def test_every_audited_client_and_round_gives_the_labels_that_the_client_logged(
 def test_a_client_whose_process_is_killed_is_missed_and_training_goes_on(run) -> None:
     (death,) = said(run, "about to die")
     assert death["round"] == KILLED_IN
-    assert (death["round"], death["client"]) not in {(line["round"], line["client"]) for line in run["audit"]}
+    assert (death["round"], death["client"]) not in {
+        (line["round"], line["client"]) for line in run["audit"]
+    }
     assert [line["round"] for line in run["history"]] == list(range(1, ROUNDS + 1))
     for line in run["history"]:
-        assert line["leak-audited"] == sum(finding["round"] == line["round"] for finding in run["audit"])
+        assert line["leak-audited"] == sum(
+            finding["round"] == line["round"] for finding in run["audit"]
+        )
     assert any(line["round"] > KILLED_IN for line in run["audit"])
 
 
@@ -85,4 +96,6 @@ def test_the_guard_holds_a_leaking_update_back(run) -> None:
     (kept,) = said(run, "held back")
     assert kept["round"] == 1
     assert "expects a leakage of 1.00" in kept["reason"]
-    assert (kept["round"], kept["client"]) not in {(line["round"], line["client"]) for line in run["audit"]}
+    assert (kept["round"], kept["client"]) not in {
+        (line["round"], line["client"]) for line in run["audit"]
+    }

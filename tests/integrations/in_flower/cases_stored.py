@@ -1,4 +1,5 @@
-"""The quickstart's journey: three lines in the server, a training, and one page of what leaked over time."""
+"""The quickstart's journey: three lines in the server, a training, and one page of what leaked over
+time."""
 
 from __future__ import annotations
 
@@ -27,10 +28,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audit(folder: Path, *more: str) -> tuple[str, dict]:
     model = f"{Path(quickstart.__file__)}:Net"
     command = [
-        *(sys.executable, "-m", "unsum", "audit", "--flower-run", "seen", "--model", model, "--momentum", "0.9"),
+        *(
+            sys.executable,
+            "-m",
+            "unsum",
+            "audit",
+            "--flower-run",
+            "seen",
+            "--model",
+            model,
+            "--momentum",
+            "0.9",
+        ),
         *("--batch", "32", "--time-limit", "1", "--out", "report", *more),
     ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "report" / "run.json").read_text("utf-8"))
 
@@ -44,9 +58,14 @@ def test_the_quickstart_ends_in_one_page_that_tells_every_clients_labels(folder:
         true = torch.bincount(quickstart.private(client)[1], minlength=quickstart.CLASSES).tolist()
         counted = row["counted"]
         assert (row["num_examples"], counted["samples"], counted["steps"]) == (320, 320, 10)
-        assert counted["counts"].index(max(counted["counts"])) == client  # the class that it has most of
-        assert row["leakage"] is None or row["leakage"] > 0.2  # nobody knows, or it leaks; never "0 %"
-        held += [low <= n <= high for n, low, high in zip(true, counted["low"], counted["high"], strict=True)]
+        # the class that it has most of
+        assert counted["counts"].index(max(counted["counts"])) == client
+        # nobody knows, or it leaks; never "0 %"
+        assert row["leakage"] is None or row["leakage"] > 0.2
+        held += [
+            low <= n <= high
+            for n, low, high in zip(true, counted["low"], counted["high"], strict=True)
+        ]
     assert sum(held) >= 0.85 * len(held)  # 90 of 100 in the mean
     page = (folder / "report" / "run.html").read_text("utf-8")
     assert page.count('<rect class="bar"') == 3 * quickstart.CLASSES
@@ -54,13 +73,23 @@ def test_the_quickstart_ends_in_one_page_that_tells_every_clients_labels(folder:
     assert "What leaked, over time" in out
 
 
-def test_training_is_the_same_with_and_without_and_a_full_disk_breaks_nothing(tmp_path: Path) -> None:
+def test_training_is_the_same_with_and_without_and_a_full_disk_breaks_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("no folder can be made below this")
     model, config = quickstart.Net(), ConfigRecord({"lr": 0.01})
     results = []
-    for strategy in (FedAvg(), StoreUpdates(FedAvg(), tmp_path / "seen"), StoreUpdates(FedAvg(), tmp_path / "file")):
-        messages = list(strategy.configure_train(1, ArrayRecord(model.state_dict()), config, Grid(2)))
-        replies = answers(messages, lambda _place, sent: {name: value + 1 for name, value in sent.items()})
+    for strategy in (
+        FedAvg(),
+        StoreUpdates(FedAvg(), tmp_path / "seen"),
+        StoreUpdates(FedAvg(), tmp_path / "file"),
+    ):
+        messages = list(
+            strategy.configure_train(1, ArrayRecord(model.state_dict()), config, Grid(2))
+        )
+        replies = answers(
+            messages, lambda _place, sent: {name: value + 1 for name, value in sent.items()}
+        )
         arrays, _ = strategy.aggregate_train(1, replies)
         results.append(arrays.to_numpy_ndarrays())
     for first, second, third in zip(*results, strict=True):

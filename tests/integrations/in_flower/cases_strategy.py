@@ -31,7 +31,9 @@ def one_step(model):
 
 
 def run(strategy, model, nodes=3, number=1):
-    return strategy.aggregate_train(number, answers(ask(strategy, model, nodes, number), one_step(model)))
+    return strategy.aggregate_train(
+        number, answers(ask(strategy, model, nodes, number), one_step(model))
+    )
 
 
 def test_every_client_is_found_with_its_labels_and_the_history_says_so() -> None:
@@ -115,7 +117,9 @@ def test_a_model_that_does_not_fit_is_said_and_training_goes_on() -> None:
     assert "pass the model that the client trained" in strategy.findings[0].notes[0]
 
 
-def test_when_the_budget_is_over_the_audit_stops_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_budget_is_over_the_audit_stops_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stopped = []
 
     def endless(*_arguments, **_options):
@@ -140,7 +144,9 @@ def test_when_the_budget_is_over_the_audit_stops_and_says_so(monkeypatch: pytest
     assert len(stopped) == 3
 
 
-def test_by_default_audits_take_at_most_a_tenth_of_the_training_and_save_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_audits_take_at_most_a_tenth_of_the_training_and_save_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     budgets, needed = [], 0.15
 
     def clock(seconds, work):
@@ -158,7 +164,8 @@ def test_by_default_audits_take_at_most_a_tenth_of_the_training_and_save_up(monk
         strategy._started = time.perf_counter() - 1.0  # a round of one second
         strategy.aggregate_train(number, replies)
     assert budgets[0] == pytest.approx(0.05, abs=0.02)
-    assert budgets[1] >= 4 * budgets[0] - 0.01  # not before there was twice as much, and then all of it
+    # not before there was twice as much, and then all of it
+    assert budgets[1] >= 4 * budgets[0] - 0.01
     assert {finding.outcome for finding in strategy.findings} == {"audited", "out of time"}
     assert strategy.training_seconds == pytest.approx(12, abs=0.5)
     assert strategy.audit_seconds < 0.1 * strategy.training_seconds + 0.1
@@ -176,10 +183,17 @@ def test_a_slow_audit_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch
     model = network()
     strategy = AuditStrategy(FedAvg(), model, training=KNOWN, budget_seconds=4)
     messages = ask(strategy, model, 3)
-    replies = [reply(messages[0], one_step(model)(0, {}), 99), *answers(messages[1:], one_step(model))]
+    replies = [
+        reply(messages[0], one_step(model)(0, {}), 99),
+        *answers(messages[1:], one_step(model)),
+    ]
     monkeypatch.setattr(flower, "attack_seen", slow_for_one)
     strategy.aggregate_train(1, replies)
-    assert [finding.outcome for finding in strategy.findings] == ["out of time", "audited", "audited"]
+    assert [finding.outcome for finding in strategy.findings] == [
+        "out of time",
+        "audited",
+        "audited",
+    ]
 
 
 def test_every_and_clients_choose_and_in_the_end_each_client_had_its_turn() -> None:
@@ -188,15 +202,24 @@ def test_every_and_clients_choose_and_in_the_end_each_client_had_its_turn() -> N
     for number in range(1, 7):
         _, metrics = run(strategy, model, number=number)
         assert ("leak-audited" in metrics) is (number % 2 == 1)
-    assert [(finding.round, finding.client) for finding in strategy.findings] == [(1, "1000"), (3, "1001"), (5, "1002")]
+    assert [(finding.round, finding.client) for finding in strategy.findings] == [
+        (1, "1000"),
+        (3, "1001"),
+        (5, "1002"),
+    ]
 
 
 def test_the_journal_holds_a_line_a_client_and_tensorboard_a_curve(tmp_path: Path) -> None:
     model = network()
-    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, folder=tmp_path / "audit", budget_seconds=60)
+    strategy = AuditStrategy(
+        FedAvg(), model, training=KNOWN, folder=tmp_path / "audit", budget_seconds=60
+    )
     for number in (1, 2):
         run(strategy, model, number=number)
-    lines = [json.loads(line) for line in (tmp_path / "audit" / "leakage.jsonl").read_text("utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "audit" / "leakage.jsonl").read_text("utf-8").splitlines()
+    ]
     assert [(line["round"], line["client"], line["exact"]) for line in lines] == [
         (number, client, True) for number in (1, 2) for client in ("1000", "1001", "1002")
     ]
@@ -246,16 +269,24 @@ def test_several_local_steps_are_followed_without_being_asked_to() -> None:
         budget_seconds=120,
     )
     messages = ask(strategy, model, 1)
-    strategy.aggregate_train(1, answers(messages, lambda _place, _sent: trained(model, *photos(), rate=0.02, steps=2)))
+    strategy.aggregate_train(
+        1, answers(messages, lambda _place, _sent: trained(model, *photos(), rate=0.02, steps=2))
+    )
     (finding,) = strategy.findings
     assert finding.method == "local-steps"
-    assert [label for label, n in finding.label_counts.items() for _ in range(n)] == sorted(photos()[1].tolist())
+    assert [label for label, n in finding.label_counts.items() for _ in range(n)] == sorted(
+        photos()[1].tolist()
+    )
 
 
 def test_rounds_on_the_same_batch_are_solved_together_where_the_user_says_so() -> None:
     model = network()
     strategy = AuditStrategy(
-        FedAvg(min_train_nodes=1, min_available_nodes=1), model, training=KNOWN, repeats=True, budget_seconds=120
+        FedAvg(min_train_nodes=1, min_available_nodes=1),
+        model,
+        training=KNOWN,
+        repeats=True,
+        budget_seconds=120,
     )
     for number in (1, 2):
         run(strategy, model, nodes=1, number=number)
@@ -278,9 +309,14 @@ def test_counters_that_a_client_made_up_take_no_memory_and_are_no_low_leak() -> 
     strategy = AuditStrategy(FedAvg(), model, training=KNOWN, budget_seconds=60)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arrays, metrics = strategy.aggregate_train(1, answers(ask(strategy, model, 2), hostile))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10  # kilobytes; a table took gigabytes
+    # kilobytes; a table took gigabytes
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
     assert arrays is not None
-    assert (metrics["leak-audited"], metrics["leak-not-audited"], metrics["leak-exact"]) == (1, 1, 1)
+    assert (metrics["leak-audited"], metrics["leak-not-audited"], metrics["leak-exact"]) == (
+        1,
+        1,
+        1,
+    )
     forged = strategy.findings[0]
     assert (forged.outcome, forged.leakage == forged.leakage) == ("failed", False)
     assert "30,001 local steps" in forged.notes[0]
@@ -302,7 +338,8 @@ def test_no_number_of_a_client_breaks_the_audit_or_takes_memory(examples, counte
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
     (finding,) = strategy.findings
     assert figures["leak-audited"] + figures["leak-not-audited"] == 1
-    assert not any("failed with" in note for note in finding.notes)  # a sentence of our own, no other library's
+    # a sentence of our own, no other library's
+    assert not any("failed with" in note for note in finding.notes)
     if counter == 1:
         assert finding.outcome == "audited"
         assert finding.leakage > 0.999
@@ -321,13 +358,21 @@ def test_behind_the_training_a_round_waits_for_no_audit_and_none_is_lost() -> No
     assert all(finding.exact and finding.batch_size == 4 for finding in strategy.findings)
 
 
-def test_a_stand_in_client_gives_a_ceiling_over_rounds_and_training_is_the_same(tmp_path: Path) -> None:
-    """Distances of rounds add, so that the ceiling rises; the figures stand in Flower's own history."""
+def test_a_stand_in_client_gives_a_ceiling_over_rounds_and_training_is_the_same(
+    tmp_path: Path,
+) -> None:
+    """Distances of rounds add, so that the ceiling rises; the figures stand in Flower's own
+    history."""
     model = network(norm=False)
     images, labels = photos(8, 2)
     how = {"training": KNOWN, "budget_seconds": 60}
     strategy = AuditStrategy(
-        *(FedAvg(), model), **how, data=(images, labels), defenses=Noise(20.0), ceiling_seconds=120, folder=tmp_path
+        *(FedAvg(), model),
+        **how,
+        data=(images, labels),
+        defenses=Noise(20.0),
+        ceiling_seconds=120,
+        folder=tmp_path,
     )
     plain = AuditStrategy(FedAvg(), model, **how)
     for number in (1, 2, 3):
@@ -338,12 +383,19 @@ def test_a_stand_in_client_gives_a_ceiling_over_rounds_and_training_is_the_same(
             assert (first == second).all()
     strategy.finish()
     found = strategy.ceilings
-    assert [(point.round, point.rounds, point.why) for point in found] == [(1, 1, ""), (2, 2, ""), (3, 3, "")]
+    assert [(point.round, point.rounds, point.why) for point in found] == [
+        (1, 1, ""),
+        (2, 2, ""),
+        (3, 3, ""),
+    ]
     assert 0 < found[0].ceiling < found[1].ceiling < found[2].ceiling < 1
     single = unsum.ceiling(model, (images, labels), noise=20.0, pairs=64)
     assert found[0].ceiling == pytest.approx(single.highest, abs=1e-3)
-    assert found[2].ceiling == pytest.approx(float(single.after(3).max()), abs=1e-3)  # the same weights three times
-    lines = [json.loads(line) for line in (tmp_path / "ceilings.jsonl").read_text("utf-8").splitlines()]
+    # the same weights three times
+    assert found[2].ceiling == pytest.approx(float(single.after(3).max()), abs=1e-3)
+    lines = [
+        json.loads(line) for line in (tmp_path / "ceilings.jsonl").read_text("utf-8").splitlines()
+    ]
     assert [line["rounds"] for line in lines] == [1, 2, 3]
     _, metrics = run(strategy, model, number=4)
     assert metrics["leak-ceiling"] == found[2].ceiling  # of the last round that is known
@@ -353,7 +405,9 @@ def test_a_stand_in_client_gives_a_ceiling_over_rounds_and_training_is_the_same(
 
 def test_weights_that_differ_from_client_to_client_leave_no_ceiling() -> None:
     model = network(norm=False)
-    strategy = AuditStrategy(FedAvg(), model, training=KNOWN, budget_seconds=60, data=photos(8, 2), defenses=Noise(1e3))
+    strategy = AuditStrategy(
+        FedAvg(), model, training=KNOWN, budget_seconds=60, data=photos(8, 2), defenses=Noise(1e3)
+    )
     messages = ask(strategy, model, 2)
     own = copy.deepcopy(messages[1])
     strategy._play(2, [messages[0], own])

@@ -15,4 +15,6 @@ from flower_audit.task import private_pictures
 def labels_of(client: int, number: int) -> dict[str, int]:
     labels = private_pictures(client)[1]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(number))
-    return {str(label): count for label, count in sorted(Counter(labels[order[:8]].tolist()).items())}
+    return {
+        str(label): count for label, count in sorted(Counter(labels[order[:8]].tolist()).items())
+    }

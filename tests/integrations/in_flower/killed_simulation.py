@@ -1,7 +1,8 @@
-"""A training on Ray for `cases_killed.py`: FOLDER CLIENTS ROUNDS KILLED_IN. Clients keep logs of their own.
+"""A training on Ray for `cases_killed.py`: FOLDER CLIENTS ROUNDS KILLED_IN. Clients keep logs of
+their own.
 
-In round KILLED_IN the first client's process ends without a word, as when a machine is switched off; in the first round the last
-client has a guard.
+In round KILLED_IN the first client's process ends without a word, as when a machine is switched
+off; in the first round the last client has a guard.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def log(place: int, **line: object) -> None:
 
 def watched(message: Message, context: Context, call_next) -> Message:
     """The outermost mod: notes what really leaves the client."""
-    number, place = int(message.content["config"]["server-round"]), int(context.node_config["partition-id"])
+    number, place = (
+        int(message.content["config"]["server-round"]),
+        int(context.node_config["partition-id"]),
+    )
     guard = leakage_guard_mod(network(), training=KNOWN, attack="exact", budget_seconds=120)
     guarded = number == 1 and place == CLIENTS - 1
     answer = guard(message, context, call_next) if guarded else call_next(message, context)
@@ -53,7 +57,10 @@ client = ClientApp(mods=[watched])
 @client.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    number, place = int(message.content["config"]["server-round"]), int(context.node_config["partition-id"])
+    number, place = (
+        int(message.content["config"]["server-round"]),
+        int(context.node_config["partition-id"]),
+    )
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     after = trained(model, *photos(4 * place), rate=RATE)
@@ -80,7 +87,13 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, _context: Context) -> None:
     model = network()
-    strategy = Noted(FedAvg(fraction_evaluate=0.0), model, training=KNOWN, budget_seconds=60, folder=FOLDER / "audit")
+    strategy = Noted(
+        FedAvg(fraction_evaluate=0.0),
+        model,
+        training=KNOWN,
+        budget_seconds=60,
+        folder=FOLDER / "audit",
+    )
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS)
 
 

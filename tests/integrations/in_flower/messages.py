@@ -1,4 +1,5 @@
-"""A round without a network between: the messages a strategy makes, answered in place by a function of the test's own."""
+"""A round without a network between: the messages a strategy makes, answered in place by a function
+of the test's own."""
 
 from __future__ import annotations
 
@@ -25,13 +26,19 @@ class Grid:
 
 
 def ask(strategy: object, model: nn.Module, nodes: int, number: int = 1) -> list[Message]:
-    messages = strategy.configure_train(number, ArrayRecord(model.state_dict()), ConfigRecord(), Grid(nodes))
-    return sorted(messages, key=lambda message: message.metadata.dst_node_id)  # strategies draw them at random
+    messages = strategy.configure_train(
+        number, ArrayRecord(model.state_dict()), ConfigRecord(), Grid(nodes)
+    )
+    # strategies draw them at random
+    return sorted(messages, key=lambda message: message.metadata.dst_node_id)
 
 
 def reply(message: Message, weights: dict[str, Tensor], examples: int = 4) -> Message:
     content = RecordDict(
-        {"arrays": ArrayRecord(weights), "metrics": MetricRecord({"num-examples": examples, "loss": 1.5})}
+        {
+            "arrays": ArrayRecord(weights),
+            "metrics": MetricRecord({"num-examples": examples, "loss": 1.5}),
+        }
     )
     return Message(content, reply_to=message)
 

@@ -1,5 +1,5 @@
-"""Flower's quickstart for PyTorch, played: its network, its clients' epoch of 32s by SGD with momentum, its server's strategy; on
-crops of the embedded photos in the place of CIFAR-10."""
+"""Flower's quickstart for PyTorch, played: its network, its clients' epoch of 32s by SGD with
+momentum, its server's strategy; on crops of the embedded photos in the place of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ CLIENTS, ROUNDS, SAMPLES = 3, 2, 320
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.pool = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2, 2)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(16 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, CLASSES)
+        self.conv1, self.conv2, self.pool = (
+            nn.Conv2d(3, 6, 5),
+            nn.Conv2d(6, 16, 5),
+            nn.MaxPool2d(2, 2),
+        )
+        self.fc1, self.fc2, self.fc3 = (
+            nn.Linear(16 * 5 * 5, 120),
+            nn.Linear(120, 84),
+            nn.Linear(84, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(torch.relu(self.conv1(x)))
@@ -35,7 +43,9 @@ def private(client: int) -> tuple[Tensor, Tensor]:
     weights[client] = 8
     labels = torch.multinomial(weights, SAMPLES, replacement=True, generator=generator)
     places = torch.randint(16, (SAMPLES, 2), generator=generator).tolist()
-    return torch.stack([photos[c, :, t : t + 32, s : s + 32] for c, (t, s) in zip(labels, places, strict=True)]), labels
+    return torch.stack(
+        [photos[c, :, t : t + 32, s : s + 32] for c, (t, s) in zip(labels, places, strict=True)]
+    ), labels
 
 
 def local_epoch(weights: dict[str, Tensor], client: int) -> dict[str, Tensor]:
@@ -55,10 +65,14 @@ def play(wrap) -> None:
     strategy: Strategy = wrap(FedAvg())
     arrays = ArrayRecord(Net().state_dict())
     for number in range(1, ROUNDS + 1):
-        messages = strategy.configure_train(number, arrays, ConfigRecord({"lr": RATE}), Grid(CLIENTS))
+        messages = strategy.configure_train(
+            number, arrays, ConfigRecord({"lr": RATE}), Grid(CLIENTS)
+        )
         replies = []
         for message in messages:
             (sent,) = message.content.array_records.values()
             client = message.metadata.dst_node_id - 1000
-            replies.append(reply(message, local_epoch(dict(sent.to_torch_state_dict()), client), SAMPLES))
+            replies.append(
+                reply(message, local_epoch(dict(sent.to_torch_state_dict()), client), SAMPLES)
+            )
         arrays, _ = strategy.aggregate_train(number, replies)

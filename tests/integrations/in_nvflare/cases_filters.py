@@ -17,7 +17,10 @@ from unsum.defend import NvflareExcludeVars, NvflarePercentile, NvflareSVT, plat
 
 def change(size: float = 0.02) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
-    return {name: draw.normal(0, size, shape) for name, shape in (("fc.weight", (20, 30)), ("fc.bias", (20,)))}
+    return {
+        name: draw.normal(0, size, shape)
+        for name, shape in (("fc.weight", (20, 30)), ("fc.bias", (20,)))
+    }
 
 
 def theirs(filter_: object, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -35,7 +38,8 @@ def test_percentile() -> None:
     found, expected = ours(NvflarePercentile(), change()), theirs(PercentilePrivacy(), change())
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12)
-    assert 0 < sum(int((array == 0).sum()) for array in expected.values()) < 100  # it does something
+    # it does something
+    assert 0 < sum(int((array == 0).sum()) for array in expected.values()) < 100
 
 
 @pytest.mark.parametrize("told", [None, "bias$", ["fc.weight"]])
@@ -45,13 +49,18 @@ def test_exclude_vars(told) -> None:
 
 
 def test_svt(monkeypatch) -> None:
-    """As many entries, no larger, by noise of the same scales; and the same entries where every draw is zero and all are sent."""
+    """As many entries, no larger, by noise of the same scales; and the same entries where every
+    draw is zero and all are sent."""
     np.random.seed(0)
     torch.manual_seed(0)
     scales: tuple[list[float], list[float]] = [], []
     draw, own_draw = np.random.laplace, platforms._laplace
-    monkeypatch.setattr(np.random, "laplace", lambda **given: scales[0].append(given["scale"]) or draw(**given))
-    monkeypatch.setattr(platforms, "_laplace", lambda *given: scales[1].append(given[1]) or own_draw(*given))
+    monkeypatch.setattr(
+        np.random, "laplace", lambda **given: scales[0].append(given["scale"]) or draw(**given)
+    )
+    monkeypatch.setattr(
+        platforms, "_laplace", lambda *given: scales[1].append(given[1]) or own_draw(*given)
+    )
     drawn, mine = theirs(SVTPrivacy(), change()), ours(NvflareSVT(), change())
     counts = [sum(int((array != 0).sum()) for array in arrays.values()) for arrays in (drawn, mine)]
     assert counts[0] == pytest.approx(counts[1], abs=8)
@@ -62,6 +71,9 @@ def test_svt(monkeypatch) -> None:
     monkeypatch.setattr(np.random, "laplace", lambda **given: np.zeros(given.get("size", ())))
     monkeypatch.setattr(platforms, "_laplace", lambda *given: given[2].new_zeros(given[0]))
     monkeypatch.setattr(torch, "randint", lambda high, *_, **__: torch.arange(high))
-    found, expected = ours(NvflareSVT(**every), change()), theirs(SVTPrivacy(**every, replace=False), change())
+    found, expected = (
+        ours(NvflareSVT(**every), change()),
+        theirs(SVTPrivacy(**every, replace=False), change()),
+    )
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12)

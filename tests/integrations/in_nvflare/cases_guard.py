@@ -25,8 +25,14 @@ class Loud(DXOFilter):
 
     def process_dxo(self, dxo, shareable, fl_ctx):  # noqa: ARG002 (NVFlare's)
         generator = np.random.default_rng(0)
-        noise = {name: generator.normal(0, 1, value.shape).astype("f4") for name, value in dxo.data.items()}
-        dxo.data = {name: value + noise[name] if value.dtype.kind == "f" else value for name, value in dxo.data.items()}
+        noise = {
+            name: generator.normal(0, 1, value.shape).astype("f4")
+            for name, value in dxo.data.items()
+        }
+        dxo.data = {
+            name: value + noise[name] if value.dtype.kind == "f" else value
+            for name, value in dxo.data.items()
+        }
         return dxo
 
 
@@ -35,21 +41,25 @@ def arrays(state) -> dict[str, np.ndarray]:
 
 
 def leave(filters, kind=DataKind.WEIGHTS, *, tell=True) -> dict[str, np.ndarray]:
-    """A round of one client: what the server sent passes the filters of task data, the result those of results."""
+    """A round of one client: what the server sent passes the filters of task data, the result those
+    of results."""
     manager = FLContextManager(identity_name="site-1", job_id="job")
     before, after = arrays(network().state_dict()), arrays(trained(network(), *photos(), rate=RATE))
     if tell:
         incoming = LeakageGuard(network())
         incoming.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
         with manager.new_context() as context:
-            same = incoming.process(DXO(DataKind.WEIGHTS, data=dict(before)).to_shareable(), context)
+            same = incoming.process(
+                DXO(DataKind.WEIGHTS, data=dict(before)).to_shareable(), context
+            )
         assert all((from_shareable(same).data[name] == before[name]).all() for name in before)
     if kind == DataKind.WEIGHT_DIFF:
         after = {name: after[name] - before[name] for name in after}
     result = DXO(kind, data=after).to_shareable()
     for one in filters:
         one.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_RESULT_CHAIN)
-        with manager.new_context() as context:  # a context of its own: only what sticks comes through
+        # a context of its own: only what sticks comes through
+        with manager.new_context() as context:
             result = one.process(result, context)
     return from_shareable(result).data
 
@@ -64,7 +74,9 @@ def test_an_update_that_gives_its_batch_away_is_blocked(kind) -> None:
 def test_noise_is_added_in_the_form_that_the_result_had(kind) -> None:
     guard = LeakageGuard(network(), action="noise", attack="exact", learning_rate=RATE)
     data = leave([guard], kind)
-    weight = data["7.weight"] - (0 if kind == DataKind.WEIGHT_DIFF else network()[7].weight.detach().numpy())
+    weight = data["7.weight"] - (
+        0 if kind == DataKind.WEIGHT_DIFF else network()[7].weight.detach().numpy()
+    )
     moved = trained(network(), *photos(), rate=RATE)["7.weight"] - network()[7].weight.detach()
     size = float(moved.square().mean().sqrt())
     assert isinstance(data["7.weight"], np.ndarray)

@@ -34,16 +34,36 @@ def test_a_round_is_stored_as_it_passes_and_gives_the_labels(tmp_path, kind) -> 
     before = {name: value.numpy() for name, value in model.state_dict().items()}
     for number in (0, 1):
         for place, client in enumerate(("site-1", "site-2")):
-            after = {name: value.numpy() for name, value in trained(model, *photos(4 * place), rate=RATE).items()}
-            result = after if kind == DataKind.WEIGHTS else {name: after[name] - before[name] for name in after}
-            passes(store, FilterChainType.TASK_DATA_CHAIN, DXO(DataKind.WEIGHTS, data=dict(before)), client, number)
+            after = {
+                name: value.numpy()
+                for name, value in trained(model, *photos(4 * place), rate=RATE).items()
+            }
+            result = (
+                after
+                if kind == DataKind.WEIGHTS
+                else {name: after[name] - before[name] for name in after}
+            )
+            passes(
+                store,
+                FilterChainType.TASK_DATA_CHAIN,
+                DXO(DataKind.WEIGHTS, data=dict(before)),
+                client,
+                number,
+            )
             told = DXO(kind, data=dict(result), meta={MetaKey.NUM_STEPS_CURRENT_ROUND: 1})
             out = passes(store, FilterChainType.TASK_RESULT_CHAIN, told, client, number)
             assert all((out[name] == result[name]).all() for name in result)  # nothing is changed
     found = list(replies(tmp_path / "seen"))
-    assert [(one.round, one.client) for one in found] == [(1, "site-1"), (1, "site-2"), (2, "site-1"), (2, "site-2")]
+    assert [(one.round, one.client) for one in found] == [
+        (1, "site-1"),
+        (1, "site-2"),
+        (2, "site-1"),
+        (2, "site-2"),
+    ]
     for place, one in enumerate(found[:2]):
-        audited = one.audited(network(seed=5), LocalTraining(RATE), "exact", train=True, seed=0, time_limit=20).finding
+        audited = one.audited(
+            network(seed=5), LocalTraining(RATE), "exact", train=True, seed=0, time_limit=20
+        ).finding
         assert audited.outcome == "audited", audited.reason
         assert audited.batch_size == 4
         labels = [label for label, count in audited.label_counts.items() for _ in range(count)]

@@ -1,4 +1,5 @@
-"""Pictures out of vision transformers, by value: right to a hundredth of a percent, and a mixture is never claimed."""
+"""Pictures out of vision transformers, by value: right to a hundredth of a percent, and a mixture
+is never claimed."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def _error(found: Tensor, true: Tensor) -> float:
 
 
 def _without(update: Update, *parts: str) -> Update:
-    kept = {name: g for name, g in update.gradients.items() if not any(part in name for part in parts)}
+    kept = {
+        name: g for name, g in update.gradients.items() if not any(part in name for part in parts)
+    }
     return replace(update, gradients=kept)
 
 
@@ -82,7 +85,11 @@ def test_one_picture_of_every_maker(family: str) -> None:
 
 
 def test_patches_are_found_by_what_the_model_does() -> None:
-    for model, tokens in ((torchvision_vit(), 17), (timm_vit(reg_tokens=4), 21), (hugging_face_vit("DeiT"), 18)):
+    for model, tokens in (
+        (torchvision_vit(), 17),
+        (timm_vit(reg_tokens=4), 21),
+        (hugging_face_vit("DeiT"), 18),
+    ):
         network = find_patches(model)
         assert (network.count, network.tokens, network.width) == (16, tokens, 96)
         picture = torch.rand(2, 3, SIDE, SIDE)
@@ -102,10 +109,13 @@ def test_without_the_position_embedding_spans_give_the_picture() -> None:
 
 def test_small_patches_come_back_from_a_frozen_patch_layer() -> None:
     torch.manual_seed(0)
-    model = VisionTransformer(16, 4, 3, 4, 192, 384, num_classes=10)  # 48 numbers a patch, far fewer than channels
+    # 48 numbers a patch, far fewer than channels
+    model = VisionTransformer(16, 4, 3, 4, 192, 384, num_classes=10)
     model.heads.head = nn.Linear(192, 10)
     images = torch.nn.functional.interpolate(photos(1)[0], 16)
-    update = _without(unsum.capture(model, images, torch.tensor([3]), train=False), "conv_proj", "pos_embedding")
+    update = _without(
+        unsum.capture(model, images, torch.tensor([3]), train=False), "conv_proj", "pos_embedding"
+    )
     leak = separate(model, update, "tokens", batch_size=1)
     assert leak.inputs is not None
     assert leak.exact
@@ -136,7 +146,17 @@ def test_a_mixture_of_two_pictures_is_not_certified() -> None:
     mixed = torch.stack([0.9 * rows[0] + 0.1 * rows[1], 0.1 * rows[0] + 0.9 * rows[1]])
     for X, right in ((rows, True), (swapped, False), (mixed, False)):
         solved = Solved(X, 1e-6, (), "tokens")
-        answer = answered(head, Knowledge(batch_size=2), player, network, update, solved, None, SILENT, polish=False)
+        answer = answered(
+            head,
+            Knowledge(batch_size=2),
+            player,
+            network,
+            update,
+            solved,
+            None,
+            SILENT,
+            polish=False,
+        )
         assert judge(answer, Knowledge(batch_size=2), 0).exact == right
 
 
@@ -161,7 +181,9 @@ def test_what_cannot_be_read_is_refused_in_a_sentence() -> None:
         separate(model, _without(update, "conv_proj", "pos_embedding"), "tokens")
     with pytest.raises(UnsumError, match="patches that overlap"):
         separate(
-            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)), _of_a_convolution(images), "tokens"
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)),
+            _of_a_convolution(images),
+            "tokens",
         )
     nn.init.zeros_(model.heads.head.weight)
     with pytest.raises(UnsumError, match="weights are all zero"):
@@ -193,14 +215,22 @@ def _with_tokens(width: int) -> tuple[PatchNetwork, Update, Tensor]:
     assert network.block is not None
     first = model.get_submodule(network.block.first.weight.removesuffix(".weight"))
     read: list[Tensor] = []
-    with first.register_forward_pre_hook(lambda _, given: read.append(given[0].detach())), torch.no_grad():
+    with (
+        first.register_forward_pre_hook(lambda _, given: read.append(given[0].detach())),
+        torch.no_grad(),
+    ):
         model(images)
-    return network, unsum.capture(model, images, labels, train=False), read[0].reshape(-1, width).double()
+    return (
+        network,
+        unsum.capture(model, images, labels, train=False),
+        read[0].reshape(-1, width).double(),
+    )
 
 
 @pytest.mark.long
 def test_all_tokens_together_are_known_better_than_each_alone() -> None:
-    """Both gradients of the first MLP fit only with every token in its place: errors of a thousandth shrink ten times."""
+    """Both gradients of the first MLP fit only with every token in its place: errors of a
+    thousandth shrink ten times."""
     network, update, Z = _with_tokens(144)
     assert network.block is not None
     noise = torch.randn(Z.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -224,7 +254,8 @@ def test_a_token_that_was_found_twice_counts_once() -> None:
 
 
 def test_a_picture_with_a_missing_patch_is_drawn_and_says_so() -> None:
-    """What a token sent that was not found goes to others, a few of which then have no place either; the rest is drawn."""
+    """What a token sent that was not found goes to others, a few of which then have no place
+    either; the rest is drawn."""
     network, update, Z = _with_tokens(192)
     images = photos(2)[0].double()
     true = network.layout.rows(images).view(2, 16, -1)
@@ -242,14 +273,17 @@ def test_a_picture_with_a_missing_patch_is_drawn_and_says_so() -> None:
 
 
 def test_tokens_that_are_found_leave_the_others_behind() -> None:
-    """Half of a batch's tokens, taken out: those that are left are roots of what remains, and those that are gone are none."""
+    """Half of a batch's tokens, taken out: those that are left are roots of what remains, and those
+    that are gone are none."""
     network, update, Z = _with_tokens(144)
     block, device = network.block, torch.device("cpu")
     assert block is not None
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
     ones = torch.ones(17, dtype=torch.float64)
-    rest = taken_out(whole, block.second.W, FoundPoints.of(Z[:17], 1e-7 * ones, ones), everyone=True)
+    rest = taken_out(
+        whole, block.second.W, FoundPoints.of(Z[:17], 1e-7 * ones, ones), everyone=True
+    )
     assert rest is not None
     assert len(rest.here) == len(rest.next) == 17
     left, gone = (rest.misfit(rest.unknowns_of(part)) for part in (Z[17:], Z[:17]))

@@ -1,7 +1,8 @@
 """RGLA's tables 1 to 12, by the paper's own numbers; its figures are in `rgla_figures`.
 
-As in the paper, B = 8, labels are granted to every attack that needs them and drawn at random with repetition, and RGLA holds D
-constant in its backward pass; "D differentiated" is the other reading of its formulas.
+As in the paper, B = 8, labels are granted to every attack that needs them and drawn at random with
+repetition, and RGLA holds D constant in its backward pass; "D differentiated" is the other reading
+of its formulas.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from unsum_bench import published as paper
-from unsum_bench.declare import NONE, Attack, Column, Data, Experiment, Granted, Grid, Network, Published, Size, Value
+from unsum_bench.declare import (
+    NONE,
+    Attack,
+    Column,
+    Data,
+    Experiment,
+    Granted,
+    Grid,
+    Network,
+    Published,
+    Size,
+    Value,
+)
 from unsum_bench.experiments import common
 
 MATCHING_NETWORK: Mapping[Size, Network] = {
@@ -29,7 +42,9 @@ BATCHES: Mapping[Size, tuple[int, ...]] = {
 STARTS = ("randn", "rand", "zeros", "ones", "photos", "reconstruction", "fgla")
 SMALL_BATCH = 32  # up to it a hundred batches fit one Adam
 
-PSNR, SSIM, LPIPS = (replace(column, spread=True) for column in (common.PSNR, common.SSIM, common.LPIPS))
+PSNR, SSIM, LPIPS = (
+    replace(column, spread=True) for column in (common.PSNR, common.SSIM, common.LPIPS)
+)
 MEDIAN = Column("median_feature_error", "feature error, median", ".1e", "median")
 ERROR = Column("feature_error", "feature error", ".1e", spread=True)
 RECOVERED = Column("recovered", "within 1 %", ".0%", spread=True)
@@ -38,24 +53,48 @@ PICTURES = (PSNR, SSIM, LPIPS, ERROR, MEDIAN, RECOVERED, common.LABELS, *TIMES)
 FEATURES = (
     Column("logit_error", "‖Ŷ′−Ŷ‖²", ".1e", "median"),
     Column("logit_error_a_sample", "a sample", ".1e", spread=True),
-    *(MEDIAN, Column("worst_feature_error", "worst", ".1e", "max"), RECOVERED, common.COSINE, PSNR, SSIM, LPIPS),
+    *(
+        MEDIAN,
+        Column("worst_feature_error", "worst", ".1e", "max"),
+        RECOVERED,
+        common.COSINE,
+        PSNR,
+        SSIM,
+        LPIPS,
+    ),
     *TIMES,
 )
 DEVIATIONS: Mapping[Size, str] = {
-    "smoke": "Size smoke: a network of two convolutions, 16² photos, 20 classes and few steps; it shows that everything runs.",
-    "small": "Size small: unsum's embedded network (128², 32 768 features under the head, C = 100) in the place of ResNet-50 "
-    "(224², 100 352 features, C = 1000), and its embedded inverse in the place of FGLA's generator; 5 or 20 batches (the last "
-    "column counts them) instead of 100.",
-    "paper": "Size paper: pictures come from the inverse given with --inverse, not from the authors' generator. ± is the "
-    "standard error over batches; seconds are a batch's share of those that ran at once.",
+    "smoke": (
+        "Size smoke: a network of two convolutions, 16² photos, 20 classes and few steps; it shows "
+        "that everything runs."
+    ),
+    "small": (
+        "Size small: unsum's embedded network (128², 32 768 features under the head, C = 100) in "
+        "the place of ResNet-50 (224², 100 352 features, C = 1000), and its embedded inverse in "
+        "the place of FGLA's generator; 5 or 20 batches (the last column counts them) instead of "
+        "100."
+    ),
+    "paper": (
+        "Size paper: pictures come from the inverse given with --inverse, not from the authors' "
+        "generator. ± is the standard error over batches; seconds are a batch's share of those "
+        "that ran at once."
+    ),
 }
 SMALL_MATCHING = (
-    "Size small: DLG, IG and GGL run on a network of two convolutions and 32² photos, with 60, 1000 and 50 of their 300, "
-    "24 000 and 500 steps; GGL has the generator that --option gives it, such as that of examples/generator.py."
+    "Size small: DLG, IG and GGL run on a network of two convolutions and 32² photos, with 60, "
+    "1000 and 50 of their 300, 24 000 and 500 steps; GGL has the generator that --option gives it, "
+    "such as that of examples/generator.py."
 )
 RIVALS = "DLG, IG and GGL at this size are on the page of gradient matching."
-OTHER_INVERSE = "FGLA's rows up to 6 alike went through an inverse of 600 steps, all others through FGLA's generator."
-REPEATED = "Where a label repeats more often than the data have photos of it, a photo of another class carries it."
+OTHER_INVERSE = (
+    "FGLA's rows up to 6 alike went through an inverse of 600 steps, all others through FGLA's "
+    "generator."
+)
+REPEATED = (
+    "Where a label repeats more often than the data have photos of it, a photo of another class "
+    "carries it."
+)
 
 FGLA = Attack("fgla", granted="labels", title="FGLA")
 EXACT = Attack("exact", title="exact, nothing granted")
@@ -79,7 +118,8 @@ def newton(size: Size) -> Attack:
 
 
 def matching(size: Size, **axes: Any) -> tuple[Grid, ...]:
-    """DLG, IG and GGL with labels as published; fewer steps where the size says so, GGL with --option ggl:generator=….
+    """DLG, IG and GGL with labels as published; fewer steps where the size says so, GGL with
+    --option ggl:generator=….
 
     Not at the paper's size, where a batch takes minutes: docs/results/tables/pictures.md has them.
     """
@@ -90,12 +130,15 @@ def matching(size: Size, **axes: Any) -> tuple[Grid, ...]:
         ("ig", "labels", {"smoke": 10, "small": 1000, "paper": 24_000}),
         ("ggl", "labels", {"smoke": 2, "small": 50, "paper": 500}),
     )
-    attacks = tuple(Attack(name, (("steps", at[size]),), own, title=name.upper()) for name, own, at in methods)
+    attacks = tuple(
+        Attack(name, (("steps", at[size]),), own, title=name.upper()) for name, own, at in methods
+    )
     return (Grid((MATCHING_NETWORK[size],), attacks, **axes),)
 
 
 def batches_of(size: Size, attack: Attack, batch: int) -> int:
-    """How many batches a cell is the mean of: the paper's hundred where they run at once, twenty elsewhere."""
+    """How many batches a cell is the mean of: the paper's hundred where they run at once, twenty
+    elsewhere."""
     if size == "smoke":
         return 2
     if attack.name == "rgla-newton":
@@ -133,7 +176,10 @@ def by_reach(size: Size) -> tuple[Grid, ...]:
     classes = 8 if size == "smoke" else 100
     attacks = (rgla(at), differentiated(at), FGLA)
     return separating(
-        at, *attacks, batches=(classes - 4, classes + 1), networks=(replace(NETWORK[at], classes=classes),)
+        at,
+        *attacks,
+        batches=(classes - 4, classes + 1),
+        networks=(replace(NETWORK[at], classes=classes),),
     )
 
 
@@ -168,9 +214,14 @@ def _accuracy(accuracy: float) -> str:
 
 def by_accuracy(size: Size) -> tuple[Grid, ...]:
     goals, batches = (
-        (paper.ACCURACIES, tuple(paper.LOSS_ERRORS)) if size != "smoke" else (paper.ACCURACIES[2:4], (4, 8))
+        (paper.ACCURACIES, tuple(paper.LOSS_ERRORS))
+        if size != "smoke"
+        else (paper.ACCURACIES[2:4], (4, 8))
     )
-    attacks = tuple(Attack("l̂", (("accuracy", g),), "labels", family="estimate", title=_accuracy(g)) for g in goals)
+    attacks = tuple(
+        Attack("l̂", (("accuracy", g),), "labels", family="estimate", title=_accuracy(g))
+        for g in goals
+    )
     network = Network("conv", 16, 20) if size == "smoke" else Network("small resnet", 32, 100)
     return (Grid((network,), attacks, batches, data="photos" if size == "smoke" else "cifar"),)
 
@@ -180,14 +231,18 @@ def logits_by_batch(size: Size) -> tuple[Grid, ...]:
 
 
 def by_start(size: Size) -> tuple[Grid, ...]:
-    starts = STARTS if size != "smoke" else tuple(start for start in STARTS if start != "reconstruction")
+    starts = (
+        STARTS if size != "smoke" else tuple(start for start in STARTS if start != "reconstruction")
+    )
     return separating(size, *(rgla(size, f"RGLA from {start}", start=start) for start in starts))
 
 
 def by_duplicates(size: Size) -> tuple[Grid, ...]:
     same = (0, 4) if size == "smoke" else (0, 2, 4, 6, 8)
     attacks = (rgla(size), differentiated(size), FGLA, EXACT, newton(size))
-    return *separating(size, *attacks, same=same, random_labels=False), *matching(size, same=(same[0], same[-1]))
+    return *separating(size, *attacks, same=same, random_labels=False), *matching(
+        size, same=(same[0], same[-1])
+    )
 
 
 def with_ilrg(size: Size) -> Attack:
@@ -229,16 +284,27 @@ def declared(
 ) -> Experiment:
     """A table or a figure; `also` are deviations of its own, at every size or at some."""
     own = also if isinstance(also, Mapping) else dict.fromkeys(DEVIATIONS, also)
-    deviations = {size: tuple(filter(None, (text, own.get(size)))) for size, text in DEVIATIONS.items()}
+    deviations = {
+        size: tuple(filter(None, (text, own.get(size)))) for size, text in DEVIATIONS.items()
+    }
     slug = name.removeprefix("table ").replace(" ", "-")
     more = {"published_title": ALL_METRICS, **more}
     return Experiment(
-        f"rgla-{slug}", f"RGLA, {name}: {title}", "rgla", grids, columns, deviations=deviations, see=see, **more
+        f"rgla-{slug}",
+        f"RGLA, {name}: {title}",
+        "rgla",
+        grids,
+        columns,
+        deviations=deviations,
+        see=see,
+        **more,
     )
 
 
 def _by(axis: str, attack: str, figures: Mapping[Any, str]) -> tuple[Published, ...]:
-    return tuple(Published(figure, {axis: value, "attack": attack}) for value, figure in figures.items())
+    return tuple(
+        Published(figure, {axis: value, "attack": attack}) for value, figure in figures.items()
+    )
 
 
 def _by_defense(rows: Mapping[str, Mapping[str, str]]) -> tuple[Published, ...]:
@@ -253,13 +319,28 @@ def _by_defense(rows: Mapping[str, Mapping[str, str]]) -> tuple[Published, ...]:
 ALL_METRICS = "published PSNR / SSIM / LPIPS"
 TABLES = (
     declared(
-        *("table 1", "how large a batch may be: just below the number of classes, and C + 1", by_reach, PICTURES),
+        *(
+            "table 1",
+            "how large a batch may be: just below the number of classes, and C + 1",
+            by_reach,
+            PICTURES,
+        ),
         published=tuple(Published(text, {"attack": name}) for name, text in paper.BY_REACH.items()),
         published_title="published largest batch × photo",
-        also=f"The paper's table lists earlier attacks; its other rows are on the page of both papers. {REPEATED}",
+        also=(
+            "The paper's table lists earlier attacks; its other rows are on the page of both "
+            f"papers. {REPEATED}"
+        ),
     ),
     declared(
-        *("table 2", "three defenses, five attacks", by_defense, PICTURES, "../defenses.md", "matching.md"),
+        *(
+            "table 2",
+            "three defenses, five attacks",
+            by_defense,
+            PICTURES,
+            "../defenses.md",
+            "matching.md",
+        ),
         published=_by_defense(paper.BY_DEFENSE),
         also={"small": SMALL_MATCHING, "paper": RIVALS},
     ),
@@ -269,16 +350,28 @@ TABLES = (
             Published(figure, {"attack": f"RGLA, {_objectives(parts)}"})
             for parts, figure in paper.BY_OBJECTIVES.items()
         ),
-        also="D is constant, so that L_b has no effect, as in the paper's table; figure 3 has both forms.",
+        also=(
+            "D is constant, so that L_b has no effect, as in the paper's table; figure 3 has both "
+            "forms."
+        ),
     ),
     declared(
-        *("table 4", "a batch below and one above the hundred classes of CIFAR-100", by_classes, PICTURES),
+        *(
+            "table 4",
+            "a batch below and one above the hundred classes of CIFAR-100",
+            by_classes,
+            PICTURES,
+        ),
         *("../pictures.md", "exact-map.md"),
         published=_by("batch", "RGLA", paper.BY_CLASSES),
         also="Photos of CIFAR-100 (--cifar), enlarged to the network's size.",
     ),
     declared(
-        *("table 5", "the estimated loss, by the network's accuracy and the batch size", by_accuracy),
+        *(
+            "table 5",
+            "the estimated loss, by the network's accuracy and the batch size",
+            by_accuracy,
+        ),
         (
             Column("accuracy", "accuracy", ".1%"),
             Column("mean_loss", "mean loss"),
@@ -293,8 +386,9 @@ TABLES = (
             for goal, figure in zip(paper.ACCURACIES, row, strict=True)
         ),
         published_title='published "average L2 error"',
-        also="The published figures read as the mean of the squares of 100 batches. The network is a small ResNet, trained from "
-        "its random weights on the photos (--cifar) until it has the accuracy on them, then in eval mode.",
+        also="The published figures read as the mean of the squares of 100 batches. The network is "
+        "a small ResNet, trained from its random weights on the photos (--cifar) until it has the "
+        "accuracy on them, then in eval mode.",
     ),
     declared(
         *("table 6", "logits by batch size", logits_by_batch, FEATURES, "../exact-features.md"),
@@ -303,10 +397,16 @@ TABLES = (
         also=f"‖Ŷ′−Ŷ‖² is the sum over the batch, then the same for one sample. {REPEATED}",
     ),
     declared(
-        *("table 7", "six starts, and FGLA's features (published: all end alike; zeros and FGLA soonest)", by_start),
+        *(
+            "table 7",
+            "six starts, and FGLA's features (published: all end alike; zeros and FGLA soonest)",
+            by_start,
+        ),
         (Column("arrived", "steps to 10× the last loss", ".0f", "median"), *FEATURES),
         "../exact-features.md",
-        published=tuple(Published(paper.BY_START, {"attack": f"RGLA from {start}"}) for start in STARTS[:-1]),
+        published=tuple(
+            Published(paper.BY_START, {"attack": f"RGLA from {start}"}) for start in STARTS[:-1]
+        ),
     ),
     declared(
         *("table 8", "duplicate labels, five attacks", by_duplicates, PICTURES),
@@ -314,7 +414,11 @@ TABLES = (
         published=(
             *_by("same", "RGLA", paper.RGLA_BY_DUPLICATES),
             *_by("same", "FGLA", paper.FGLA_BY_DUPLICATES),
-            *(entry for name, row in paper.MATCHING_BY_DUPLICATES.items() for entry in _by("same", name.upper(), row)),
+            *(
+                entry
+                for name, row in paper.MATCHING_BY_DUPLICATES.items()
+                for entry in _by("same", name.upper(), row)
+            ),
         ),
         published_title="published PSNR",
         also={"small": SMALL_MATCHING, "paper": f"{RIVALS} {OTHER_INVERSE}"},
@@ -322,22 +426,39 @@ TABLES = (
     declared(
         *("table 9", "true labels and iLRG's", by_labels, PICTURES, "../pictures.md"),
         published=(
-            Published(paper.BY_LABELS["granted"], {"attack": "RGLA", "classes": NETWORK["paper"].classes}),
-            Published(paper.BY_LABELS["ilrg"], {"attack": "RGLA, labels by iLRG", "classes": NETWORK["paper"].classes}),
+            Published(
+                paper.BY_LABELS["granted"], {"attack": "RGLA", "classes": NETWORK["paper"].classes}
+            ),
+            Published(
+                paper.BY_LABELS["ilrg"],
+                {"attack": "RGLA, labels by iLRG", "classes": NETWORK["paper"].classes},
+            ),
         ),
     ),
     declared(
         *("table 10", "batch size", pictures_by_batch, PICTURES),
         *("../pictures.md", "../exact-features.md"),
-        published=(*_by("batch", "RGLA", paper.RGLA_BY_BATCH), *_by("batch", "FGLA", paper.FGLA_BY_BATCH)),
-        also={"small": f"Batches end at 64, because 128 is above C = 100. {REPEATED}", "paper": REPEATED},
+        published=(
+            *_by("batch", "RGLA", paper.RGLA_BY_BATCH),
+            *_by("batch", "FGLA", paper.FGLA_BY_BATCH),
+        ),
+        also={
+            "small": f"Batches end at 64, because 128 is above C = 100. {REPEATED}",
+            "paper": REPEATED,
+        },
     ),
     declared(
         *("table 11", "larger photos", by_side, PICTURES, "../pictures.md"),
         published=_by("size", "RGLA", paper.BY_SIDE),
         also={
-            "small": "192² in the place of 336²; the embedded inverse draws 128² alone, so larger photos have no PSNR.",
-            "paper": "Photos of 336² are those of 224² enlarged, and the inverse of 224² reads their larger maps.",
+            "small": (
+                "192² in the place of 336²; the embedded inverse draws 128² alone, so larger "
+                "photos have no PSNR."
+            ),
+            "paper": (
+                "Photos of 336² are those of 224² enlarged, and the inverse of 224² reads their "
+                "larger maps."
+            ),
         },
     ),
     declared(

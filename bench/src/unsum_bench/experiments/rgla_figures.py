@@ -1,6 +1,7 @@
 """RGLA's figures 1 to 17, by the paper's own numbers.
 
-Curves draw the cells of tables. Pictures are of the embedded photos, because those of ImageNet may not be shown.
+Curves draw the cells of tables. Pictures are of the embedded photos, because those of ImageNet may
+not be shown.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ from unsum_bench.experiments import rgla as tables
 from unsum_bench.experiments.rgla import EXACT, FGLA, NETWORK, PICTURES, PSNR, declared, rgla
 
 IDENTITIES = 10_177  # of CelebA
-SHOWN = "Pictures are of the embedded photos, because ImageNet's may not be shown; figures under them are of that one batch."
+SHOWN = (
+    "Pictures are of the embedded photos, because ImageNet's may not be shown; figures under them "
+    "are of that one batch."
+)
 STRIPS: dict[str, Any] = {"columns": PICTURES, "figure": Figure("pictures"), "also": SHOWN}
 SIXTEEN = STRIPS | {"also": f"{SHOWN} There are sixteen of them; table 10 has the figures of 256."}
-OPTIMIZED = STRIPS | {"published": (Published("20.53 / .66 / .45 (0.82 s, one batch)", {"attack": "RGLA"}),)}
+OPTIMIZED = STRIPS | {
+    "published": (Published("20.53 / .66 / .45 (0.82 s, one batch)", {"attack": "RGLA"}),)
+}
 TRUE_LOGITS = replace(EXACT, title="true logits (exact features)")
 
 
 def _strip(size: Size, *attacks: Attack, **axes: Any) -> Grid:
     """One batch of eight embedded photos, with what each attack made of it."""
     chosen = {"batches": (8,), "networks": (NETWORK[size],), **axes}
-    return Grid(attacks=attacks or (rgla(size), FGLA, EXACT), data="embedded", pictures=True, **chosen)
+    return Grid(
+        attacks=attacks or (rgla(size), FGLA, EXACT), data="embedded", pictures=True, **chosen
+    )
 
 
 def beside_each_other(size: Size) -> tuple[Grid, ...]:
@@ -37,11 +45,16 @@ def other_data(size: Size) -> tuple[Grid, ...]:
     classes = (100, 10) if size != "smoke" else (12, 10)
     attacks = (rgla(size), FGLA)
     grids = tables.separating(
-        size, *attacks, networks=tuple(replace(NETWORK[size], classes=C) for C in classes), data=data
+        size,
+        *attacks,
+        networks=tuple(replace(NETWORK[size], classes=C) for C in classes),
+        data=data,
     )
     if size != "paper":
         return grids
-    faces = tables.separating(size, *attacks, networks=(replace(NETWORK[size], classes=IDENTITIES),))
+    faces = tables.separating(
+        size, *attacks, networks=(replace(NETWORK[size], classes=IDENTITIES),)
+    )
     return *grids, *(replace(grid, draws=20) for grid in faces)
 
 
@@ -52,10 +65,18 @@ def twins(size: Size) -> tuple[Grid, ...]:
     attacks = tuple(
         Attack(
             "rgla",
-            (("constant_D", constant), ("objectives", parts), ("start", start), ("steps", tables.STEPS[size])),
+            (
+                ("constant_D", constant),
+                ("objectives", parts),
+                ("start", start),
+                ("steps", tables.STEPS[size]),
+            ),
             "labels",
             family="twins",
-            title=f"{'D constant' if constant else 'D differentiated'}, {'+'.join(parts)}, from {start}",
+            title=(
+                f"{'D constant' if constant else 'D differentiated'}, {'+'.join(parts)}, from "
+                f"{start}"
+            ),
         )
         for start in ("randn", "labels")
         for constant in (True, False)
@@ -65,7 +86,11 @@ def twins(size: Size) -> tuple[Grid, ...]:
 
 
 def by_duplicates(size: Size) -> tuple[Grid, ...]:
-    return tuple(grid for grid in tables.by_duplicates(size) if grid.attacks[0].name in ("rgla", "fgla", "exact"))
+    return tuple(
+        grid
+        for grid in tables.by_duplicates(size)
+        if grid.attacks[0].name in ("rgla", "fgla", "exact")
+    )
 
 
 def large_batch(size: Size) -> tuple[Grid, ...]:
@@ -107,7 +132,11 @@ def by_pruning(size: Size) -> tuple[Grid, ...]:
 
 
 def by_objectives(size: Size) -> tuple[Grid, ...]:
-    return (_strip(size, *(rgla(size, "+".join(parts), objectives=parts) for parts in paper.BY_OBJECTIVES)),)
+    return (
+        _strip(
+            size, *(rgla(size, "+".join(parts), objectives=parts) for parts in paper.BY_OBJECTIVES)
+        ),
+    )
 
 
 def _curve(x: str, x_title: str, *, log_x: bool = False) -> Figure:
@@ -129,17 +158,26 @@ TWINS = (
     Column("true_entropy", "true"),
 )
 FIGURES = (
-    declared("figure 1", "attacks beside each other, half of the labels alike", beside_each_other, **STRIPS),
+    declared(
+        "figure 1",
+        "attacks beside each other, half of the labels alike",
+        beside_each_other,
+        **STRIPS,
+    ),
     declared(
         *("figure 2", "CIFAR-100 and CelebA's number of identities", other_data, PICTURES),
         also={
-            "paper": "C = 100 and C = 10 are photos of CIFAR-100 (--cifar), enlarged; C = 10 177 is a head of CelebA's size over "
-            "ImageNet's photos, because CelebA's may not be had here.",
+            "paper": (
+                "C = 100 and C = 10 are photos of CIFAR-100 (--cifar), enlarged; C = 10 177 is a "
+                "head of CelebA's size over ImageNet's photos, because CelebA's may not be had "
+                "here."
+            ),
         },
     ),
     declared(
         *("figure 3", "right solutions and twins", twins, TWINS),
-        also="The embedded network at both sizes: a solution is a twin where a sample's own features are more than 5 % off. "
+        also="The embedded network at both sizes: a solution is a twin where a sample's own "
+        "features are more than 5 % off. "
         '"From labels" starts near the labels, where twins are said to lie.',
         figure=Figure("scatter"),
     ),
@@ -155,9 +193,19 @@ FIGURES = (
     declared(
         *("figure 6", "the estimated loss over accuracy and batch size", tables.by_accuracy),
         (Column("loss_error_squared", "mean (l̂ − l)²", ".3f"),),
-        figure=Figure("curve", "batch", "loss_error_squared", "batch size", "mean (l̂ − l)²", log_x=True, log_y=True),
+        figure=Figure(
+            "curve",
+            "batch",
+            "loss_error_squared",
+            "batch size",
+            "mean (l̂ − l)²",
+            log_x=True,
+            log_y=True,
+        ),
     ),
-    declared("figure 7", "pictures from optimized and from true logits", from_true_logits, **OPTIMIZED),
+    declared(
+        "figure 7", "pictures from optimized and from true logits", from_true_logits, **OPTIMIZED
+    ),
     declared("figure 8", "pictures by start", by_start, **STRIPS),
     declared(
         *("figure 9", "total loss over iterations, by start", tables.by_start),

@@ -1,5 +1,5 @@
-"""Soft-label recovery: how often one sample's label comes back, without and with noise; and pictures, of a fully connected
-network layer by layer and of convolutional ones by matching."""
+"""Soft-label recovery: how often one sample's label comes back, without and with noise; and
+pictures, of a fully connected network layer by layer and of convolutional ones by matching."""
 
 from __future__ import annotations
 
@@ -22,17 +22,25 @@ COLUMNS = (
 )
 PUBLISHED = (
     Published("0 of 1000 fail", {"network": "resnet18", "labels": "smooth", "attack": SOFT.title}),
-    Published("0 of 900 fail", {"network": "lenet, learnable", "labels": "mixup", "attack": SOFT.title}),
+    Published(
+        "0 of 900 fail", {"network": "lenet, learnable", "labels": "mixup", "attack": SOFT.title}
+    ),
 )
 CLAIMED = (
-    "*Claimed* is a certificate of `exact`; of soft-label recovery, which certifies nothing, it is that the published search "
-    "found a root of its loss: noise moves the root and leaves one."
+    "*Claimed* is a certificate of `exact`; of soft-label recovery, which certifies nothing, it is "
+    "that the published search found a root of its loss: noise moves the root and leaves one."
 )
 DEVIATIONS: dict[Size, tuple[str, ...]] = {
     "smoke": ("Size smoke: LeNet for 16² photos, 3 draws.",),
     "small": (
-        "Size small: 20 draws a row; networks are untrained but for a LeNet of 10 classes trained for 20 epochs on the photos.",
-        "A sample counts as recovered where no entry of its label is off by more than 0.001, in the paper where |λ − λ*| < 0.01.",
+        (
+            "Size small: 20 draws a row; networks are untrained but for a LeNet of 10 classes "
+            "trained for 20 epochs on the photos."
+        ),
+        (
+            "A sample counts as recovered where no entry of its label is off by more than 0.001, "
+            "in the paper where |λ − λ*| < 0.01."
+        ),
         CLAIMED,
     ),
     "paper": (
@@ -61,7 +69,15 @@ def success(size: Size) -> tuple[Grid, ...]:
     return (Grid(networks(size), ATTACKS, (1,), labels=KINDS, draws=draws),)
 
 
-NOISES = ("none", "noise:1e-06", "noise:1e-05", "noise:0.0001", "noise:0.001", "noise:0.01", "noise:0.1")
+NOISES = (
+    "none",
+    "noise:1e-06",
+    "noise:1e-05",
+    "noise:0.0001",
+    "noise:0.001",
+    "noise:0.01",
+    "noise:0.1",
+)
 
 
 def noisy(size: Size) -> tuple[Grid, ...]:
@@ -73,13 +89,20 @@ def noisy(size: Size) -> tuple[Grid, ...]:
 def peeled(size: Size) -> tuple[Grid, ...]:
     name, side = ("fcn, narrow", 16) if size == "smoke" else ("fcn", 64)
     network = Network(name, side, 17, train=False)
-    dlg = Attack("dlg", (("steps", {"smoke": 3, "small": 2, "paper": 300}[size]),), "batch size", title="DLG")
+    dlg = Attack(
+        "dlg", (("steps", {"smoke": 3, "small": 2, "paper": 300}[size]),), "batch size", title="DLG"
+    )
     published = Attack(
-        "layers", (("separator", "soft"),), family="peeler", title="soft-label recovery, then layer by layer"
+        "layers",
+        (("separator", "soft"),),
+        family="peeler",
+        title="soft-label recovery, then layer by layer",
     )
     layers = Attack("auto", title="exact, then layer by layer")
     return (
-        Grid((network,), (published, layers), (1,), labels=KINDS, seeds=min(20, common.SEEDS[size])),
+        Grid(
+            (network,), (published, layers), (1,), labels=KINDS, seeds=min(20, common.SEEDS[size])
+        ),
         Grid((network,), (dlg,), (1,), labels=KINDS[:1], seeds=1),
     )
 
@@ -88,7 +111,11 @@ def matched(size: Size) -> tuple[Grid, ...]:
     steps = {"smoke": 3, "small": 100, "paper": 4800}[size]
     names, seeds = ("soft-g", "soft-f", "soft-gf"), min(5, common.SEEDS[size])
     published = tuple(
-        Attack(name, (("separator", "soft"), ("steps", steps)), title=f"{name} after soft-label recovery")
+        Attack(
+            name,
+            (("separator", "soft"), ("steps", steps)),
+            title=f"{name} after soft-label recovery",
+        )
         for name in names
     )
     ours = tuple(Attack(name, (("steps", steps),), title=f"{name} after exact") for name in names)
@@ -115,7 +142,13 @@ TABLES = (
         title="Soft-label recovery under Gaussian noise",
         grids=noisy,
         deviations={
-            size: (*texts, "The paper's figures for noise are not in our notes of it, so none stand beside ours.")
+            size: (
+                *texts,
+                (
+                    "The paper's figures for noise are not in our notes of it, so none stand "
+                    "beside ours."
+                ),
+            )
             for size, texts in DEVIATIONS.items()
         },
     ),
@@ -123,15 +156,26 @@ TABLES = (
         name="soft-fcn",
         title="Soft-label recovery: pictures of a fully connected network, B = 1",
         grids=peeled,
-        columns=(common.PSNR, common.SSIM, common.LPIPS, common.LABELS, common.SECONDS, common.PROCESSOR),
+        columns=(
+            common.PSNR,
+            common.SSIM,
+            common.LPIPS,
+            common.LABELS,
+            common.SECONDS,
+            common.PROCESSOR,
+        ),
         published=(
-            Published(SOFT_FCN, {"attack": "soft-label recovery, then layer by layer", "labels": "smooth"}),
+            Published(
+                SOFT_FCN, {"attack": "soft-label recovery, then layer by layer", "labels": "smooth"}
+            ),
             Published(SOFT_FCN_DLG, {"attack": "DLG"}),
         ),
         published_title="published PSNR / SSIM / LPIPS",
         deviations={
             "smoke": ("Size smoke: 16² photos and narrow layers.",),
-            "small": ("Size small: the paper's network and size of photos; DLG takes 2 of its 300 steps.",),
+            "small": (
+                "Size small: the paper's network and size of photos; DLG takes 2 of its 300 steps.",
+            ),
             "paper": ("The paper shows one flower; here it is the mean over batches.",),
         },
         see=("peel.md",),
@@ -145,7 +189,10 @@ TABLES = (
             "smoke": ("Size smoke: 16² photos and 3 steps.",),
             "small": ("Size small: 100 of 4800 steps; LeNet alone.", _NOT_NOTED),
             "paper": (
-                "4800 steps of Adam; LeNet alone, ResNet-18 with four kinds of label by label_worth.py of commit d5b3ef72.",
+                (
+                    "4800 steps of Adam; LeNet alone, ResNet-18 with four kinds of label by "
+                    "label_worth.py of commit d5b3ef72."
+                ),
                 _NOT_NOTED,
             ),
         },

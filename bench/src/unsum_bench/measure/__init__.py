@@ -1,4 +1,5 @@
-"""One cell → its outcome, and what that took on this machine. Whatever goes wrong stays in the cell: a run goes on."""
+"""One cell → its outcome, and what that took on this machine. Whatever goes wrong stays in the
+cell: a run goes on."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ _MEGABYTE = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: its figures, what it lacks (a method's own refusal), or what went wrong."""
+    """What became of a cell: its figures, what it lacks (a method's own refusal), or what went
+    wrong."""
 
     status: Status
     values: dict[str, float] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class Outcome:
 
 
 def measure(cell: Cell, material: Material) -> Outcome:
-    """The figures of one cell, the same in every run: all randomness starts from the cell's own seed."""
+    """The figures of one cell, the same in every run: all randomness starts from the cell's own
+    seed."""
     torch.set_num_threads(material.threads)
     _seed(cell.seed)
     reset_memory(material.device)
@@ -72,15 +75,23 @@ def measure(cell: Cell, material: Material) -> Outcome:
         status, sentence = "needs", str(reason)
     except Exception as error:
         status, sentence = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
-        # Stores are passed on: of a file's path what is above its package is nobody else's business.
+        # Stores are passed on: of a file's path what is above its package is nobody else's
+        # business.
         trace = re.sub(r'File "[^"\n]*?/(?:site-packages|src)/', 'File "', traceback.format_exc())
-    spent = (time.perf_counter() - start, time.process_time() - cpu, peak_megabytes(material.device))
+    spent = (
+        time.perf_counter() - start,
+        time.process_time() - cpu,
+        peak_megabytes(material.device),
+    )
     return Outcome(status, values, sentence, trace, *spent, picture, hardware(material))
 
 
 def _figures(cell: Cell, material: Material) -> tuple[dict[str, float], bytes | None]:
     if cell.data == "cifar" and material.cifar is None:
-        raise UnsumError("This cell is measured on photos of CIFAR-100; give their folder, tar or npz with --cifar.")
+        raise UnsumError(
+            "This cell is measured on photos of CIFAR-100; give their folder, tar or npz with "
+            "--cifar."
+        )
     of_many = {"estimate": estimate, "soft": soft, "twins": twins}
     if cell.attack.family in of_many or cell.draws > 1:
         return of_many.get(cell.attack.family, many)(cell, material), None
@@ -118,7 +129,9 @@ def hardware(material: Material) -> str:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -128,7 +141,8 @@ def reset_memory(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # elsewhere than on Linux the figure is the process's highest so far
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to the present size
+        # the high-water mark falls to the present size
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_megabytes(device: str) -> float:

@@ -1,4 +1,5 @@
-"""The server's side of a cell: the attack that it declares, with nothing but the model, the update and what it is granted."""
+"""The server's side of a cell: the attack that it declares, with nothing but the model, the update
+and what it is granted."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
         return read_layer(model, update, needed(played.reader, "The layer that the server put in"))
     if family == "labels":
         own = played.drawn.others if LABEL_RULES[name].needs.auxiliary else None
-        return FoundLabels(labels(model, update, name, batch_size=played.count, auxiliary=own, seed=cell.seed))
+        return FoundLabels(
+            labels(model, update, name, batch_size=played.count, auxiliary=own, seed=cell.seed)
+        )
     granted = played.sent.targets if cell.attack.granted == "labels" else None
     size = played.count if cell.attack.granted == "batch size" else None
     options: dict[str, Any] = dict(cell.attack.options) | {
@@ -57,28 +60,42 @@ def answer(cell: Cell, played: CellRound, material: Material) -> Answer:
     if name in [entry.name for entry in MATCHERS]:
         options["auxiliary"] = played.drawn.others if MATCHERS[name].needs.auxiliary else None
         options["label_rule"] = cell.attack.rule or None
-        return match(model, update, name, labels=granted, batch_size=size, seed=cell.seed, **options)
+        return match(
+            model, update, name, labels=granted, batch_size=size, seed=cell.seed, **options
+        )
     SEPARATORS[name]  # refuses an unknown name with the nearest ones
     if cell.attack.rule:
-        granted, size = labels(model, update, cell.attack.rule, batch_size=played.count, seed=cell.seed), None
+        granted, size = (
+            labels(model, update, cell.attack.rule, batch_size=played.count, seed=cell.seed),
+            None,
+        )
     if options.get("start") in ("photos", "reconstruction"):
         options["start_logits"] = _start_logits(str(options["start"]), played, granted, material)
     leak = separate(model, update, name, labels=granted, batch_size=size, seed=cell.seed, **options)
     try:
         return with_pictures(model, update, leak, material.inverse)
-    except UnsumError:  # the inverse is for another size of photos: it may read their maps all the same
+    except UnsumError:
+        # the inverse is for another size of photos: it may read their maps all the same
         drawing = pictures_for(model, cell.network.size, material).required()
         return replace(leak, images=drawing(leak.features.float().to(material.device)))
 
 
-def _start_logits(start: str, played: CellRound, granted: Tensor | None, material: Material) -> Tensor:
-    """For RGLA: what the model answers to photos of the attacker's own, or to FGLA's pictures of the same update."""
+def _start_logits(
+    start: str, played: CellRound, granted: Tensor | None, material: Material
+) -> Tensor:
+    """For RGLA: what the model answers to photos of the attacker's own, or to FGLA's pictures of
+    the same update."""
     model, update = played.sent.model, played.sent.update
     pictures = played.drawn.others[0][: played.count].to(material.device)
     if start == "reconstruction":
-        ratio = with_pictures(model, update, separate(model, update, "fgla", labels=granted), material.inverse)
+        ratio = with_pictures(
+            model, update, separate(model, update, "fgla", labels=granted), material.inverse
+        )
         if ratio.images is None:
-            raise UnsumError("The start 'reconstruction' needs an inverse that draws FGLA's features; give --inverse.")
+            raise UnsumError(
+                "The start 'reconstruction' needs an inverse that draws FGLA's features; give "
+                "--inverse."
+            )
         pictures = ratio.images.to(material.device)
     with torch.no_grad():
         answer: Tensor = model(pictures)
@@ -91,6 +108,12 @@ def _peeled(cell: Cell, played: CellRound, options: dict[str, Any]) -> Peeled:
     shape = (3, cell.network.size, cell.network.size)
     separator = options.pop("separator", "exact")
     # Some peelers continue a separation; the others ignore it, and go without where there is none.
-    leak = separate(model, update, separator, seed=cell.seed) if cell.attack.name in ("layers", "residual") else None
+    leak = (
+        separate(model, update, separator, seed=cell.seed)
+        if cell.attack.name in ("layers", "residual")
+        else None
+    )
     given = {"batch_size": played.count} if cell.attack.name == "cocktail" else {}
-    return peel(model, update, leak, cell.attack.name, shape=shape, seed=cell.seed, **given, **options)
+    return peel(
+        model, update, leak, cell.attack.name, shape=shape, seed=cell.seed, **given, **options
+    )

@@ -1,11 +1,13 @@
 """Many batches of one cell at once: what a cell with `draws` of an attack on the head means.
 
-Such an attack reads the head's gradient and nothing else, so a round is one forward pass: ∇W = Gᵀ F and ∇b = Gᵀ 1 of the features
-F, under a fresh head for every draw. The rest of the network is differentiated only where the defense looks at the whole update.
-Features are kept, since cells of one table meet the same photos.
+Such an attack reads the head's gradient and nothing else, so a round is one forward pass: ∇W = Gᵀ F
+and ∇b = Gᵀ 1 of the features F, under a fresh head for every draw. The rest of the network is
+differentiated only where the defense looks at the whole update. Features are kept, since cells of
+one table meet the same photos.
 
-RGLA's equations of all draws are set up one after the other; then one Adam moves all their logits together (`stacked`), so that a
-hundred batches take little longer than one; then each draw's features are solved for. Other attacks run draw by draw.
+RGLA's equations of all draws are set up one after the other; then one Adam moves all their logits
+together (`stacked`), so that a hundred batches take little longer than one; then each draw's
+features are solved for. Other attacks run draw by draw.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class HeadAnswer:
 
 
 def many(cell: Cell, material: Material) -> dict[str, float]:
-    """The figures of `cell.draws` batches: means with their standard errors (`NAME_se`), and how many batches there were."""
+    """The figures of `cell.draws` batches: means with their standard errors (`NAME_se`), and how
+    many batches there were."""
     spent: dict[str, float] = {}
     rows = list(batch_by_batch(cell, material, spent))
     times = {"attack_seconds": spent["wall"] / len(rows), "attack_cpu": spent["cpu"] / len(rows)}
@@ -88,10 +91,13 @@ def many(cell: Cell, material: Material) -> dict[str, float]:
 def batch_by_batch(
     cell: Cell, material: Material, spent: dict[str, float], first: int = 0
 ) -> Iterator[dict[str, float]]:
-    """The figures of one draw after the other, without the `first` ones; `spent` adds up the attack's seconds."""
+    """The figures of one draw after the other, without the `first` ones; `spent` adds up the
+    attack's seconds."""
     pictures = pictures_for(backbone(cell.network, material), cell.network.size, material)
     together = cell.attack.name == "rgla"
-    answers = _together(cell, material, spent) if together else _in_turn(cell, material, spent, first)
+    answers = (
+        _together(cell, material, spent) if together else _in_turn(cell, material, spent, first)
+    )
     for one, found, more in islice(answers, first if together else 0, None):
         yield {**_scores(one, found, pictures), **more}
 
@@ -100,7 +106,11 @@ def _summed_up(rows: list[dict[str, float]]) -> dict[str, float]:
     values: dict[str, float] = {}
     for name in rows[0]:
         found = [row[name] for row in rows]
-        over = statistics.median if name.startswith("loss_at_") else _SUMMED.get(name, statistics.fmean)
+        over = (
+            statistics.median
+            if name.startswith("loss_at_")
+            else _SUMMED.get(name, statistics.fmean)
+        )
         values[name] = over(found)
         if len(found) > 1 and over is statistics.fmean:
             values[f"{name}_se"] = statistics.stdev(found) / len(found) ** 0.5
@@ -116,7 +126,13 @@ def rounds(cell: Cell, material: Material, first: int = 0) -> Iterator[HeadRound
 def play_head(cell: Cell, material: Material) -> HeadRound:
     """One draw: photos and noise depend on seed and defense alone, and the head on the seed."""
     model = backbone(cell.network, material)
-    photos = replace(cell, attack=replace(cell.attack, name="", options=(), title=""), defense="none", same=0, draws=1)
+    photos = replace(
+        cell,
+        attack=replace(cell.attack, name="", options=(), title=""),
+        defense="none",
+        same=0,
+        draws=1,
+    )
     drawn, images, labels, features = _features(photos, material)
     if cell.same:
         labels = torch.cat([labels[:1].expand(cell.same), labels[cell.same :]])
@@ -161,13 +177,18 @@ Answers = Iterator[tuple[HeadRound, HeadAnswer, dict[str, float]]]
 
 
 def _options(cell: Cell, material: Material) -> dict[str, Any]:
-    return dict(cell.attack.options) | {key: read_value(value) for key, value in material.options_of(cell)}
+    return dict(cell.attack.options) | {
+        key: read_value(value) for key, value in material.options_of(cell)
+    }
 
 
 def _known(cell: Cell, one: HeadRound) -> dict[str, Any]:
-    """The labels and the batch size as far as the attack is granted them, or what its label rule finds."""
+    """The labels and the batch size as far as the attack is granted them, or what its label rule
+    finds."""
     if cell.attack.rule:
-        found = found_labels(one.head, one.update, cell.attack.rule, batch_size=len(one.labels), seed=cell.seed)
+        found = found_labels(
+            one.head, one.update, cell.attack.rule, batch_size=len(one.labels), seed=cell.seed
+        )
         return {"labels": found.to(one.labels.device)}
     if cell.attack.granted == "labels":
         return {"labels": one.labels}
@@ -206,7 +227,13 @@ def _together(cell: Cell, material: Material, spent: dict[str, float]) -> Answer
     record = rgla.Record(together, SILENT)
     with _clock(material, spent):
         every = max(1, steps // 200)
-        how: dict[str, Any] = {"steps": steps, "rate": rate, "every": every, "stop_below": None, "record": record}
+        how: dict[str, Any] = {
+            "steps": steps,
+            "rate": rate,
+            "every": every,
+            "stop_below": None,
+            "record": record,
+        }
         logits = rgla.minimize(together, torch.stack(begins), **how)
     sums = together.total(torch.stack(record.losses)).cpu()  # (S, N)
     near = (sums <= _NEAR_THE_END * sums[-1]).int().argmax(0)
@@ -220,8 +247,11 @@ def _together(cell: Cell, material: Material, spent: dict[str, float]) -> Answer
         yield one, HeadAnswer(features.float(), logits[number], known[number]), ended
 
 
-def _start_logits(start: str, cell: Cell, one: HeadRound, labels: Tensor, material: Material) -> Tensor | None:
-    """What the model answers to photos of the attacker's own, or to FGLA's pictures, where RGLA starts from there."""
+def _start_logits(
+    start: str, cell: Cell, one: HeadRound, labels: Tensor, material: Material
+) -> Tensor | None:
+    """What the model answers to photos of the attacker's own, or to FGLA's pictures, where RGLA
+    starts from there."""
     model = backbone(cell.network, material)
     if start == "photos":
         pictures = one.drawn.others[0][: len(labels)].to(material.device)
@@ -257,7 +287,8 @@ class _clock:  # noqa: N801 (a context manager, read as a word)
 
 @torch.no_grad()
 def _scores(one: HeadRound, found: HeadAnswer, pictures: PictureScores) -> dict[str, float]:
-    """The figures of one draw; a sample that was not found counts as zeros, and as a gray picture."""
+    """The figures of one draw; a sample that was not found counts as zeros, and as a gray
+    picture."""
     true, device = one.features.double(), one.features.device
     features = found.features.to(device).double()
     partner = _partners(features, true)
@@ -285,7 +316,8 @@ def _scores(one: HeadRound, found: HeadAnswer, pictures: PictureScores) -> dict[
 
 
 def _partners(found: Tensor, true: Tensor) -> Tensor:
-    """(B,) places in `found` by the cheapest pairing, −1 where it has too few; as `unsum.score.assign`, on the device."""
+    """(B,) places in `found` by the cheapest pairing, −1 where it has too few; as
+    `unsum.score.assign`, on the device."""
     energy = true.square().sum(1, keepdim=True)
     distances = energy + found.square().sum(1) - 2 * true @ found.T
     cost = torch.nan_to_num(torch.minimum(distances, energy), nan=float(energy.max())).cpu().numpy()

@@ -48,7 +48,10 @@ class PictureScores:
         drawn = self(features)
         drawn[missing] = _GRAY
         errors = (drawn - images).square().flatten(1).mean(1).clamp_min(_LEAST)
-        found = {"psnr": float((-10 * errors.log10()).mean()), "ssim": float(structural_similarity(drawn, images))}
+        found = {
+            "psnr": float((-10 * errors.log10()).mean()),
+            "ssim": float(structural_similarity(drawn, images)),
+        }
         if lpips_status() is None:
             network = lpips_network(str(images.device), str(weights_file()))
             parts = zip(drawn.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
@@ -59,12 +62,17 @@ class PictureScores:
 
 @lru_cache(maxsize=4)
 def pictures_for(model: nn.Module, size: int, material: Material) -> PictureScores:
-    """The inverse of the run for photos of this size, or the embedded one where it belongs to this model.
+    """The inverse of the run for photos of this size, or the embedded one where it belongs to this
+    model.
 
     A convolutional inverse of another size reads the larger map as it is.
     """
     try:
-        inverse = load_inverse(model) if material.inverse is None else _given(model, size, material.inverse)
+        inverse = (
+            load_inverse(model)
+            if material.inverse is None
+            else _given(model, size, material.inverse)
+        )
     except UnsumError as reason:
         return PictureScores(None, str(reason))
     return PictureScores(inverse.decoder.to(material.device))
@@ -73,5 +81,8 @@ def pictures_for(model: nn.Module, size: int, material: Material) -> PictureScor
 def _given(model: nn.Module, size: int, path: str) -> Inverse:
     inverse = Inverse.load(Path(path))
     if inverse.layer is not None or inverse.card["backbone"] != backbone_fingerprint(model):
-        raise UnsumError(f"The inverse in {path!r} is not one of this network's features; give another with --inverse.")
+        raise UnsumError(
+            f"The inverse in {path!r} is not one of this network's features; give another with "
+            "--inverse."
+        )
     return inverse.at(size, feature_layout(model, size))

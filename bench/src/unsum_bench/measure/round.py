@@ -1,4 +1,5 @@
-"""The client's side of a cell: its network, its batch, and the update that it sends after its defense.
+"""The client's side of a cell: its network, its batch, and the update that it sends after its
+defense.
 
 The photos that a cell's clients train on, and which of them.
 """
@@ -31,7 +32,8 @@ _RATE, _BATCH = 3e-3, 32  # of the training of networks that are declared as tra
 
 @dataclass(frozen=True)
 class CellRound:
-    """What was drawn for the cell, what the client sent, and the reader of a server that changed the model first."""
+    """What was drawn for the cell, what the client sent, and the reader of a server that changed
+    the model first."""
 
     drawn: Drawn
     sent: Sent
@@ -44,10 +46,11 @@ class CellRound:
 
 
 def play(cell: Cell, material: Material) -> CellRound:
-    """One round; the batch depends on the cell's seed alone, the defense's noise on seed and defense.
+    """One round; the batch depends on the cell's seed alone, the defense's noise on seed and
+    defense.
 
-    Under secure aggregation the round has several clients, and everybody's samples are at stake: the first one's are those of
-    the cell without it.
+    Under secure aggregation the round has several clients, and everybody's samples are at stake:
+    the first one's are those of the cell without it.
     """
     model, train = network(cell, material), cell.network.train
     clients = clients_of(cell.defense)
@@ -56,7 +59,9 @@ def play(cell: Cell, material: Material) -> CellRound:
     reader = None
     if cell.attack.family == "server":
         options: dict[str, Any] = dict(cell.attack.options)
-        model, reader = modify(model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options)
+        model, reader = modify(
+            model, cell.attack.name, shape=tuple(images.shape[1:]), seed=cell.seed, **options
+        )
     seed = cell.seed + zlib.crc32(cell.defense.encode())
     if clients == 1:
         sent = send(model, images, targets, defenses(cell.defense), train=train, seed=seed)
@@ -87,7 +92,9 @@ def _trained(network: Network, data: str | None) -> nn.Module:
     with torch.enable_grad():
         for _ in range(network.epochs):
             for batch in torch.randperm(len(labels), generator=generator).split(_BATCH):
-                loss = nn.functional.cross_entropy(model(photos[batch].float() / 255), labels[batch])
+                loss = nn.functional.cross_entropy(
+                    model(photos[batch].float() / 255), labels[batch]
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -98,7 +105,8 @@ def _trained(network: Network, data: str | None) -> nn.Module:
 def clients_of(defense: str) -> int:
     """How many clients' updates the server sees the mean of."""
     name, _, strength = defense.partition(":")
-    return int(strength) if name == "secagg" and strength.isdecimal() else 1  # else parsing says what is wrong
+    # else parsing says what is wrong
+    return int(strength) if name == "secagg" and strength.isdecimal() else 1
 
 
 def defenses(text: str) -> list[Defense]:
@@ -121,7 +129,8 @@ class Drawn:
 
 @lru_cache(maxsize=3)
 def load(data: str | None, size: int) -> tuple[Tensor, Tensor]:
-    """(N, 3, s, s) uint8 images and (N,) class numbers of all photos of the source; each embedded one is a class of its own."""
+    """(N, 3, s, s) uint8 images and (N,) class numbers of all photos of the source; each embedded
+    one is a class of its own."""
     if data is None:
         images = embedded_batch(photo_count(), image_size=size).images
         return (images * 255).round().to(torch.uint8), torch.arange(len(images))
@@ -130,8 +139,8 @@ def load(data: str | None, size: int) -> tuple[Tensor, Tensor]:
 
 
 def draw(cell: Cell, material: Material) -> Drawn:
-    """A batch of labels drawn at random with repetition, or of distinct ones as far as the classes reach, of which `same` then
-    share one; every attack gets the same.
+    """A batch of labels drawn at random with repetition, or of distinct ones as far as the classes
+    reach, of which `same` then share one; every attack gets the same.
 
     Photos of more classes than the network has carry their class number modulo the network's.
     """
@@ -148,7 +157,10 @@ def draw(cell: Cell, material: Material) -> Drawn:
         chosen = labels[places].clone()
     if len(places) < B:
         kind = " of distinct classes" if B <= C and not cell.random_labels else ""
-        raise UnsumError(f"This cell needs {B} photos{kind}, and the data have {len(places)}; give more with --data.")
+        raise UnsumError(
+            f"This cell needs {B} photos{kind}, and the data have {len(places)}; give more with "
+            "--data."
+        )
     chosen[: cell.same] = chosen[0]
     rest = torch.ones(len(order), dtype=torch.bool)
     rest[places] = False
@@ -160,7 +172,8 @@ def draw(cell: Cell, material: Material) -> Drawn:
 
 
 def _at_random(labels: Tensor, B: int, C: int, seed: int) -> tuple[list[int], Tensor]:
-    """B labels drawn with repetition, and a photo for each: of its own class while there is one, else any that is left."""
+    """B labels drawn with repetition, and a photo for each: of its own class while there is one,
+    else any that is left."""
     wanted = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed + 1))
     left: dict[int, list[int]] = {}
     for place, label in enumerate(labels.tolist()):
@@ -174,21 +187,28 @@ def _at_random(labels: Tensor, B: int, C: int, seed: int) -> tuple[list[int], Te
 def _softened(
     cell: Cell, images: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Smoothed by ε uniform in 0…0.5, or mixed with another photo by a weight uniform in 0…1, as in the soft-label paper."""
+    """Smoothed by ε uniform in 0…0.5, or mixed with another photo by a weight uniform in 0…1, as in
+    the soft-label paper."""
     if cell.labels == "hard":
         return images, labels
     B, C = len(images), cell.network.classes
     weight = torch.rand(B, generator=torch.Generator().manual_seed(cell.seed + 1))
     if cell.labels == "smooth":
-        rows = [smooth_labels(labels[i : i + 1], float(weight[i]) * _LARGEST_SMOOTHING, C) for i in range(B)]
+        rows = [
+            smooth_labels(labels[i : i + 1], float(weight[i]) * _LARGEST_SMOOTHING, C)
+            for i in range(B)
+        ]
         return images, torch.cat(rows)
     both, all_labels = torch.cat([images, others]), torch.cat([labels, other_labels[:B]])
     if len(both) < 2 * B:
         raise UnsumError(
-            f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more with --data."
+            f"Mixup of {B} photos needs {B} others, and the data have {len(both) - B}; give more "
+            "with --data."
         )
     partner = torch.arange(len(both)).roll(-B)
-    mixed, blended = mixup(both, all_labels, C, weight=torch.cat([weight, torch.ones(B)]), partner=partner)
+    mixed, blended = mixup(
+        both, all_labels, C, weight=torch.cat([weight, torch.ones(B)]), partner=partner
+    )
     return mixed[:B], blended[:B]
 
 

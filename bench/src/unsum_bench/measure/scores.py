@@ -1,4 +1,5 @@
-"""The figures of a cell: what was found beside the truth, with samples paired by `unsum.score` alone."""
+"""The figures of a cell: what was found beside the truth, with samples paired by `unsum.score`
+alone."""
 
 from __future__ import annotations
 
@@ -27,18 +28,26 @@ _GAP = 2  # pixels between two pictures of a strip
 
 
 def figures(cell: Cell, played: CellRound, found: Answer) -> tuple[dict[str, float], bytes | None]:
-    """Every figure that this kind of answer has, without what cannot be measured; and a strip where the cell wants one."""
-    if isinstance(found, FoundLabels):  # the share of the batch's labels that were found, duplicates counted
+    """Every figure that this kind of answer has, without what cannot be measured; and a strip where
+    the cell wants one."""
+    # the share of the batch's labels that were found, duplicates counted
+    if isinstance(found, FoundLabels):
         both = (labels.long().cpu() for labels in (played.drawn.labels, found.labels))
         true, answered = (torch.bincount(labels, minlength=cell.network.classes) for labels in both)
         return {"labels": float(torch.minimum(true, answered).sum()) / int(true.sum())}, None
     compared = _compared(cell, played, found)
     leak, rows = compared.leak, compared.samples
-    values = {name: statistics.mean(getattr(row, name) for row in rows) for name in ("psnr", "ssim", "lpips")}
+    values = {
+        name: statistics.mean(getattr(row, name) for row in rows)
+        for name in ("psnr", "ssim", "lpips")
+    }
     values["leakage"] = statistics.mean(compared.leakages)
     if isinstance(found, Leak):
         values |= _features(rows, leak, played) | {"worst_leakage": max(compared.leakages)}
-    values |= _convergence(leak) | {"predicted_error": leak.predicted_error, "exact": float(leak.exact)}
+    values |= _convergence(leak) | {
+        "predicted_error": leak.predicted_error,
+        "exact": float(leak.exact),
+    }
     known = {name: value for name, value in values.items() if math.isfinite(value)}
     return known, _strip(played, compared) if cell.pictures else None
 
@@ -48,9 +57,23 @@ def _compared(cell: Cell, played: CellRound, found: Leak | Peeled) -> Compared:
     if isinstance(found, Leak):
         return compare_with_truth(sent, found)
     # A peeler's answer as a leak that is scored by its pictures.
-    pictures, error, exact = found.inputs.float().clamp(0, 1), float(found.errors.max()), bool(found.exact.all())
+    pictures, error, exact = (
+        found.inputs.float().clamp(0, 1),
+        float(found.errors.max()),
+        bool(found.exact.all()),
+    )
     empty = torch.zeros(len(pictures), cell.network.classes, dtype=torch.float64)
-    leak = Leak(found.method, empty, empty, empty, math.nan, error, exact, images=pictures, pictures_first=True)
+    leak = Leak(
+        found.method,
+        empty,
+        empty,
+        empty,
+        math.nan,
+        error,
+        exact,
+        images=pictures,
+        pictures_first=True,
+    )
     rows = score_samples(leak, images=sent.images)
     return Compared(leak, rows, leakages(leak, rows, sent.truth))
 
@@ -77,28 +100,35 @@ def _logit_error(rows: list[SampleScore], leak: Leak, played: CellRound) -> floa
         true = head(played.sent.features).double().cpu()
     found = leak.logits.double().cpu()
     answers = [
-        torch.zeros_like(t) if row.found is None else found[row.found] for row, t in zip(rows, true, strict=True)
+        torch.zeros_like(t) if row.found is None else found[row.found]
+        for row, t in zip(rows, true, strict=True)
     ]
     return float((torch.stack(answers) - true).square().sum())
 
 
 def _convergence(leak: Leak) -> dict[str, float]:
-    """Of RGLA: the weighted sum of its losses at the end, and the first noted step within a factor of it."""
+    """Of RGLA: the weighted sum of its losses at the end, and the first noted step within a factor
+    of it."""
     if not all(f"loss_{name}" in leak.history for name in WEIGHTS):
         return {}
-    sums = torch.stack([weight * leak.history[f"loss_{name}"] for name, weight in WEIGHTS.items()]).sum(0)
+    sums = torch.stack(
+        [weight * leak.history[f"loss_{name}"] for name, weight in WEIGHTS.items()]
+    ).sum(0)
     arrived = leak.history["step"][sums <= _NEAR_THE_END * sums[-1]]
     return {"loss": float(sums[-1]), "arrived": float(arrived[0]) if len(arrived) else math.nan}
 
 
 def _strip(played: CellRound, compared: Compared) -> bytes | None:
-    """A JPEG: the client's pictures above, below each what was recovered of it (gray where nothing was)."""
+    """A JPEG: the client's pictures above, below each what was recovered of it (gray where nothing
+    was)."""
     leak, rows = compared.leak, compared.samples
     if leak.images is None:
         return None
     images = played.sent.images.detach().cpu().float()
     found = [
-        torch.full_like(image, 0.5) if row.found is None else leak.images[row.found].detach().cpu().float().clamp(0, 1)
+        torch.full_like(image, 0.5)
+        if row.found is None
+        else leak.images[row.found].detach().cpu().float().clamp(0, 1)
         for row, image in zip(rows, images, strict=True)
     ]
     strip = torch.cat([_row(list(images)), _row(found)], 1)

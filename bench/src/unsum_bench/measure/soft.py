@@ -1,8 +1,10 @@
-"""The soft-label paper's tables: how often one sample's smoothed or mixed label comes back, over many draws.
+"""The soft-label paper's tables: how often one sample's smoothed or mixed label comes back, over
+many draws.
 
-Every draw is one photo (or two, mixed) through one network in eval mode; the attack gets the head's gradient alone, without that
-of its bias unless the declaration says otherwise, as in the paper. Draws are independent of each other: with several threads on a
-CPU they are dealt out to as many processes of one thread each, which changes no figure.
+Every draw is one photo (or two, mixed) through one network in eval mode; the attack gets the head's
+gradient alone, without that of its bias unless the declaration says otherwise, as in the paper.
+Draws are independent of each other: with several threads on a CPU they are dealt out to as many
+processes of one thread each, which changes no figure.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _DEALT = 5  # draws that a process takes at a time: few, so that none is left wa
 
 
 def soft(cell: Cell, material: Material) -> dict[str, float]:
-    """Shares of the draws: recovered, claimed by the attack itself; and the median of the largest error of any entry."""
+    """Shares of the draws: recovered, claimed by the attack itself; and the median of the largest
+    error of any entry."""
     torch.set_num_threads(1)
     draws = list(_outcomes(_Draws(cell, material, network(cell, material).eval())))
     errors = [error for error, _, _ in draws]
@@ -45,7 +48,8 @@ def soft(cell: Cell, material: Material) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Draws:
-    """A cell's draws, by number: (error of the label, whether the attack claims it, seconds of processor time)."""
+    """A cell's draws, by number: (error of the label, whether the attack claims it, seconds of
+    processor time)."""
 
     cell: Cell
     material: Material
@@ -65,9 +69,13 @@ class _Draws:
         start = time.process_time()
         leak = separate(model, update, cell.attack.name, seed=one.seed, **options)
         seconds = time.process_time() - start
-        claimed = leak.exact or (cell.attack.name == "soft" and leak.predicted_error != float("inf"))
+        claimed = leak.exact or (
+            cell.attack.name == "soft" and leak.predicted_error != float("inf")
+        )
         # A wrong number of samples is a miss: the largest error that an entry can have.
-        error = float((leak.targets.cpu() - targets.cpu()).abs().max()) if leak.batch_size == 1 else 1.0
+        error = (
+            float((leak.targets.cpu() - targets.cpu()).abs().max()) if leak.batch_size == 1 else 1.0
+        )
         return error, claimed, seconds
 
 
@@ -79,9 +87,12 @@ def _outcomes(draws: _Draws) -> Iterator[tuple[float, bool, float]]:
     if material.threads == 1 or material.device != "cpu":
         yield from map(draws, numbers)
         return
-    # Not forked: torch built for CUDA refuses to differentiate in the fork of a process that has done so.
+    # Not forked: torch built for CUDA refuses to differentiate in the fork of a process that has
+    # done so.
     fresh = get_context("spawn")
-    with ProcessPoolExecutor(material.threads, fresh, initializer=_begin, initargs=(draws,)) as pool:
+    with ProcessPoolExecutor(
+        material.threads, fresh, initializer=_begin, initargs=(draws,)
+    ) as pool:
         yield from pool.map(_own_draw, numbers, chunksize=_DEALT)
 
 
@@ -94,10 +105,14 @@ def _own_draw(number: int) -> tuple[float, bool, float]:
     return _OWN[-1](number)
 
 
-def _head_update(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, with_bias: bool) -> Update:
+def _head_update(
+    model: nn.Module, images: torch.Tensor, targets: torch.Tensor, with_bias: bool
+) -> Update:
     """The head's part of a client's update: the backbone needs no backward pass for it."""
     name, linear = find_head(model)
-    wanted = {"weight": linear.weight} | ({"bias": linear.bias} if with_bias and linear.bias is not None else {})
+    wanted = {"weight": linear.weight} | (
+        {"bias": linear.bias} if with_bias and linear.bias is not None else {}
+    )
     with torch.enable_grad():
         loss = nn.functional.cross_entropy(linear(collect_features(model, images)), targets)
         gradients = torch.autograd.grad(loss, list(wanted.values()))

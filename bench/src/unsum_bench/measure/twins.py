@@ -1,7 +1,9 @@
-"""RGLA's figure 3: solutions that are right, and twins: others that explain the gradient nearly as well.
+"""RGLA's figure 3: solutions that are right, and twins: others that explain the gradient nearly as
+well.
 
-Every draw is a batch of its own. A solution is a twin where the features of one of its samples are far from every true sample of
-that label; the figures are those of right solutions and of twins, beside each other.
+Every draw is a batch of its own. A solution is a twin where the features of one of its samples are
+far from every true sample of that label; the figures are those of right solutions and of twins,
+beside each other.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _SURE = 10.0  # logits of a start near the labels: p = 0.996 for a hundred class
 
 @dataclass(frozen=True)
 class TwinPoint:
-    """One batch's end: the worst sample's feature error, the losses, the cross-entropies found and true, the pictures' PSNR."""
+    """One batch's end: the worst sample's feature error, the losses, the cross-entropies found and
+    true, the pictures' PSNR."""
 
     error: float
     w: float
@@ -48,14 +51,21 @@ class TwinPoint:
 def twins(cell: Cell, material: Material) -> dict[str, float]:
     """How many solutions are twins, and the medians of both kinds."""
     found = solutions(cell, material)
-    kinds = {"right": [one for one in found if not one.twin], "twin": [one for one in found if one.twin]}
+    kinds = {
+        "right": [one for one in found if not one.twin],
+        "twin": [one for one in found if one.twin],
+    }
     values = {"twins": len(kinds["twin"]) / len(found), "batches": float(len(found))}
     for kind, members in kinds.items():
         for name in ("error", "w", "b", "entropy", "psnr") if members else ():
             middle = statistics.median(getattr(one, name) for one in members)
             values |= {f"{kind}_{name}": middle} if math.isfinite(middle) else {}
     for number, one in enumerate(found):  # the points of the figure
-        values |= {f"{name}_of_{number}": getattr(one, name) for name in POINTS if math.isfinite(getattr(one, name))}
+        values |= {
+            f"{name}_of_{number}": getattr(one, name)
+            for name in POINTS
+            if math.isfinite(getattr(one, name))
+        }
     return values | {"true_entropy": statistics.median(one.true_entropy for one in found)}
 
 
@@ -70,27 +80,45 @@ def solutions(cell: Cell, material: Material) -> list[TwinPoint]:
     ]
     objective = replace(stacked(parts), constant_D=options["constant_D"])
     record = Record(objective, SILENT)
-    start = torch.randn(objective.Y.shape, generator=torch.Generator().manual_seed(cell.seed)).to(objective.Y)
+    start = torch.randn(objective.Y.shape, generator=torch.Generator().manual_seed(cell.seed)).to(
+        objective.Y
+    )
     if options["start"] == "labels":
         start = start + _SURE * objective.Y
     how: dict[str, Any] = {"every": options["steps"], "stop_below": None, "record": record}
     logits = minimize(objective, start, steps=options["steps"], rate=RATE, **how)
     pictures = pictures_for(backbone(cell.network, material), cell.network.size, material)
     answers = zip(played, heads, parts, logits, record.losses[-1].tolist(), strict=True)
-    return [_solution(one, head, part, found, losses, pictures) for one, head, part, found, losses in answers]
+    return [
+        _solution(one, head, part, found, losses, pictures)
+        for one, head, part, found, losses in answers
+    ]
 
 
 @torch.no_grad()
 def _solution(
-    one: HeadRound, head: Head, part: LogitObjective, logits: Tensor, losses: list[float], pictures: PictureScores
+    one: HeadRound,
+    head: Head,
+    part: LogitObjective,
+    logits: Tensor,
+    losses: list[float],
+    pictures: PictureScores,
 ) -> TwinPoint:
     D = part.difference(logits.double().softmax(1))
     features = head.mixed_rows(torch.linalg.pinv(D.mT))
     # Samples of one label may change places: each is held against the nearest of its label.
-    distances = torch.cdist(one.features.double(), features) / one.features.double().norm(dim=1)[:, None]
+    distances = (
+        torch.cdist(one.features.double(), features) / one.features.double().norm(dim=1)[:, None]
+    )
     distances[one.labels[:, None] != one.labels] = torch.inf
     w, b, _ = losses
-    entropy, true_entropy = (float(functional.cross_entropy(z, one.labels)) for z in (logits, one.head(one.features)))
+    entropy, true_entropy = (
+        float(functional.cross_entropy(z, one.labels)) for z in (logits, one.head(one.features))
+    )
     nearest = distances.min(1)
-    drawn = pictures.scores(features[nearest.indices].float(), torch.zeros_like(nearest.indices).bool(), one.images)
-    return TwinPoint(float(nearest.values.max()), w, b, entropy, true_entropy, drawn.get("psnr", math.nan))
+    drawn = pictures.scores(
+        features[nearest.indices].float(), torch.zeros_like(nearest.indices).bool(), one.images
+    )
+    return TwinPoint(
+        float(nearest.values.max()), w, b, entropy, true_entropy, drawn.get("psnr", math.nan)
+    )

@@ -1,20 +1,25 @@
-"""Can an attack be found that passes its ceiling? Evolution over small clients, rewarded for what an attacker names beyond it.
+"""Can an attack be found that passes its ceiling? Evolution over small clients, rewarded for what
+an attacker names beyond it.
 
 python -m unsum_bench.scripts.above --minutes 15 --seed 1 --json above.json
 python -m unsum_bench.scripts.above --cases 200 --attackers told descent
 python -m unsum_bench.scripts.above --merge above-*.json
 
-A case is a client (network, loss, batch, local training, defense, noise), a kind of secret and an attacker. The product bounds it
-(`unsum.ceiling.prove`); then the client plays the game that the bound is of: a secret is drawn, a coin decides between its two
-values, the client sends one noisy update through the defenses themselves, and the attacker names the value. Attackers are
+A case is a client (network, loss, batch, local training, defense, noise), a kind of secret and an
+attacker. The product bounds it (`unsum.ceiling.prove`); then the client plays the game that the
+bound is of: a secret is drawn, a coin decides between its two values, the client sends one noisy
+update through the defenses themselves, and the attacker names the value. Attackers are
 
-- told: knows both noise-free updates, and everything else; likelihood ratio of what was sent, and its posterior mean
+- told: knows both noise-free updates, and everything else; likelihood ratio of what was sent, and
+  its posterior mean
 - descent: gradient descent on the sample, from the truth between the two values
-- any attack of the registry, by the sample, features or labels that it answers with, whichever world they are nearer to; not
-  those for text, and not those that need a generator that was trained before
+- any attack of the registry, by the sample, features or labels that it answers with, whichever
+  world they are nearer to; not those for text, and not those that need a generator that was trained
+  before
 
-A case above its ceiling by three standard errors is played again, twenty times as often, with fresh coins and noise; it counts
-where it is above by more than four and a half then. A run is resumed from its record (`--json`).
+A case above its ceiling by three standard errors is played again, twenty times as often, with fresh
+coins and noise; it counts where it is above by more than four and a half then. A run is resumed
+from its record (`--json`).
 """
 
 from __future__ import annotations
@@ -55,12 +60,16 @@ from unsum.update import Update
 
 Genome = dict[str, Any]
 CLASSES, INPUTS, SIDE = 4, 16, 4
-OTHERS = {"text", "tokens", "gias", "lti", "hcgla", "ggl"}  # for other clients, or in need of a learned generator
+# for other clients, or in need of a learned generator
+OTHERS = {"text", "tokens", "gias", "lti", "hcgla", "ggl"}
 SUSPECT, ABOVE, AGAIN = 3.0, 4.5, 20  # standard errors, standard errors, times the games
-PAIRS, NOISES_EACH, FEW = 8, 10, 4  # pairs of worlds and updates of each; pairs where an attack takes long
+# pairs of worlds and updates of each; pairs where an attack takes long
+PAIRS, NOISES_EACH, FEW = 8, 10, 4
 SECONDS = 1.0  # of one attack
-MATCHING = 30.0  # [s] of gradient matching, which is never cut short: on these networks its steps take less
-STEPS = {"dlg": 2, "idlg": 2}  # of L-BFGS, with 20 gradients each; other matchers take _STEPS_ELSE of Adam
+# [s] of gradient matching, which is never cut short: on these networks its steps take less
+MATCHING = 30.0
+# of L-BFGS, with 20 gradients each; other matchers take _STEPS_ELSE of Adam
+STEPS = {"dlg": 2, "idlg": 2}
 _STEPS_ELSE = 40
 MATCHED = {entry.name for entry in MATCHERS} - OTHERS
 _LEAST = 0.3  # of a fair coin's deviation: few pairs that agree do not make an error vanish
@@ -69,10 +78,18 @@ _FRESH, _STEP = 0.6, 0.3  # share of cases from anywhere, size of a child's step
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, CLASSES)),
-    "relu": lambda: nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 8), nn.ReLU(), nn.Linear(8, CLASSES)),
-    "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
+    "relu": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(INPUTS, 8), nn.ReLU(), nn.Linear(8, CLASSES)
+    ),
+    "tanh": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, CLASSES)
+    ),
     "maxpool": lambda: nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, CLASSES),
     ),
     "batch norm": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(INPUTS, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
@@ -127,12 +144,18 @@ SECRETS = ("sample", "label", "presence")
 def names() -> list[str]:
     """Every attacker, the oracles first."""
     registered = {entry.name for entry in (*SEPARATORS, *MATCHERS)} - OTHERS
-    return ["told", "descent", *sorted(registered), *sorted(f"label: {entry.name}" for entry in LABEL_RULES)]
+    return [
+        "told",
+        "descent",
+        *sorted(registered),
+        *sorted(f"label: {entry.name}" for entry in LABEL_RULES),
+    ]
 
 
 @dataclass(frozen=True)
 class Game:
-    """A secret of `sample`: two worlds, their noise-free updates, and noisy ones, each with its world's number."""
+    """A secret of `sample`: two worlds, their noise-free updates, and noisy ones, each with its
+    world's number."""
 
     sample: int
     worlds: tuple[World, World]
@@ -162,7 +185,11 @@ class Client:
         if loss in ("bce", "mse"):
             targets = nn.functional.one_hot(targets, CLASSES).float()
         before = BEFORE[genome["before"]]()
-        how: dict[str, Any] = {"training": TRAININGS[genome["training"]], "loss": loss, "seed": genome["seed"]}
+        how: dict[str, Any] = {
+            "training": TRAININGS[genome["training"]],
+            "loss": loss,
+            "seed": genome["seed"],
+        }
         case = Simulation(model, inputs, targets, spread=genome["spread"], **how)
         noise = genome["noise"] * _typical(case, before)
         chain = [*before, NOISES[genome["kind"]](noise, len(inputs)), *AFTER[genome["after"]]()]
@@ -186,12 +213,16 @@ class Client:
 
     def bound(self) -> Ceiling:
         kind = self.genome["secret"]
-        effort = Effort(pairs=16 if kind == "sample" else 1, labels=kind == "label", presence=kind == "presence")
+        effort = Effort(
+            pairs=16 if kind == "sample" else 1, labels=kind == "label", presence=kind == "presence"
+        )
         return prove(self.case, self.chain, effort=effort)
 
     def limits(self, ceiling: Ceiling) -> Tensor:
         """(B,) the largest chance to name the secret of each sample."""
-        found = {"sample": ceiling.guesses, "label": ceiling.labels, "presence": ceiling.present}[self.genome["secret"]]
+        found = {"sample": ceiling.guesses, "label": ceiling.labels, "presence": ceiling.present}[
+            self.genome["secret"]
+        ]
         assert found is not None
         return found
 
@@ -208,9 +239,16 @@ class Client:
         )  # fmt: skip
 
     def _noisy(self, clean: Update, world: World) -> Update:
-        """What is sent, with noise that is drawn now; of DP-SGD the whole step, which draws nothing else."""
+        """What is sent, with noise that is drawn now; of DP-SGD the whole step, which draws nothing
+        else."""
         if self.genome["kind"] == "dp":
-            return capture(self.case.model, world.inputs, world.targets, loss=self.case.loss, defenses=self.chain)
+            return capture(
+                self.case.model,
+                world.inputs,
+                world.targets,
+                loss=self.case.loss,
+                defenses=self.chain,
+            )
         for part in self.chain[len(BEFORE[self.genome["before"]]()) :]:
             clean = part(clean)
         return clean
@@ -232,7 +270,9 @@ class Client:
 
 def _typical(case: Simulation, before: Sequence[Defense]) -> float:
     """How far apart two worlds usually are: noise is in this unit."""
-    client = SimulatedClient(case.model, True, case.training, case.loss, tuple(before), seed=case.seed)
+    client = SimulatedClient(
+        case.model, True, case.training, case.loss, tuple(before), seed=case.seed
+    )
     pairs = (secret.draw(0, torch.Generator().manual_seed(case.seed)) for secret in case.secrets())
     apart = [separated(client(pair.one), client(pair.other)).squared for pair in pairs]
     return math.sqrt(max(apart)) or 1.0
@@ -242,7 +282,8 @@ def _typical(case: Simulation, before: Sequence[Defense]) -> float:
 
 
 def told(client: Client, clean: list[Update], sent: Update) -> float:
-    """The likelihood ratio of the noisy update; after something else a correlation with the difference."""
+    """The likelihood ratio of the noisy update; after something else a correlation with the
+    difference."""
     ratio = 0.0
     for name, arrived in sent.gradients.items():
         one, other = (update.gradients[name].double() for update in clean)
@@ -254,8 +295,11 @@ def told(client: Client, clean: list[Update], sent: Update) -> float:
     return ratio
 
 
-def descent(client: Client, i: int, worlds: tuple[World, World], sent: Update, steps: int = 10) -> float:
-    """Moves the sample from halfway between both worlds to where its gradient is nearest to what was sent."""
+def descent(
+    client: Client, i: int, worlds: tuple[World, World], sent: Update, steps: int = 10
+) -> float:
+    """Moves the sample from halfway between both worlds to where its gradient is nearest to what
+    was sent."""
     one, other = (world.inputs[i] for world in worlds)
     middle, model = (one + other) / 2, client.case.model
     moved = middle.clone().requires_grad_(True)
@@ -273,7 +317,9 @@ def descent(client: Client, i: int, worlds: tuple[World, World], sent: Update, s
     return float(((moved.detach() - middle) * (other - one)).sum())
 
 
-def registered(client: Client, name: str, i: int, worlds: tuple[World, World], sent: Update) -> float:
+def registered(
+    client: Client, name: str, i: int, worlds: tuple[World, World], sent: Update
+) -> float:
     """Which world the answer of an attack is nearer to, by samples, features or labels."""
     rule = name.removeprefix("label: ") if name.startswith("label: ") else None
     options: dict[str, Any] = {"label_rule": rule} if rule else {"method": name}
@@ -282,14 +328,27 @@ def registered(client: Client, name: str, i: int, worlds: tuple[World, World], s
         seconds = MATCHING
         if client.genome["secret"] == "sample":
             options["labels"] = worlds[0].targets  # all but the secret is granted
-        options["options"] = {"image_size": (1, SIDE, SIDE), "steps": STEPS.get(name, _STEPS_ELSE), "restarts": 1}
+        options["options"] = {
+            "image_size": (1, SIDE, SIDE),
+            "steps": STEPS.get(name, _STEPS_ELSE),
+            "restarts": 1,
+        }
     with time_limit(seconds):
-        leak = attack(client.case.model, sent, loss=client.case.loss, batch_size=size, time_limit=seconds, **options)
+        leak = attack(
+            client.case.model,
+            sent,
+            loss=client.case.loss,
+            batch_size=size,
+            time_limit=seconds,
+            **options,
+        )
     if client.genome["secret"] != "sample":
         counts = torch.nn.functional.one_hot(leak.targets.argmax(1), CLASSES).sum(0).double()
         own = [_counts(world.targets) for world in worlds]
         return float((counts - own[0]).norm() - (counts - own[1]).norm())
-    rows = next((part for part in (leak.images, leak.inputs, leak.features) if part is not None), None)
+    rows = next(
+        (part for part in (leak.images, leak.inputs, leak.features) if part is not None), None
+    )
     if rows is None or len(rows) == 0:
         return 0.0
     flat = rows.detach().flatten(1).double()
@@ -311,7 +370,8 @@ def _counts(targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Measured:
-    """How an attacker did, in standard errors above the limit: of what it names, and of what it explains."""
+    """How an attacker did, in standard errors above the limit: of what it names, and of what it
+    explains."""
 
     games: int
     right: float
@@ -338,10 +398,18 @@ def measure(client: Client, name: str, ceiling: Ceiling, pairs: int, seed: int) 
         bounds.append(float(limits[game.sample]))
         shares.append(sum(explained) / len(explained) - float(ceiling.samples[game.sample]))
     over = [one - bound for one, bound in zip(right, bounds, strict=True)]
-    exact = name == "told" and client.genome["after"] == "nothing" and client.genome["secret"] == "sample"
+    exact = (
+        name == "told"
+        and client.genome["after"] == "nothing"
+        and client.genome["secret"] == "sample"
+    )
     games = len(right) * (NOISES_EACH if oracle else 2)
     return Measured(
-        games, _mean(right), _mean(bounds), _errors(over, games), _errors(shares, games) if exact else -math.inf
+        games,
+        _mean(right),
+        _mean(bounds),
+        _errors(over, games),
+        _errors(shares, games) if exact else -math.inf,
     )
 
 
@@ -359,7 +427,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _errors(over: Sequence[float], games: int) -> float:
-    """How many standard errors the mean lies above 0; the deviation is that of pairs, or of coins if that is larger."""
+    """How many standard errors the mean lies above 0; the deviation is that of pairs, or of coins
+    if that is larger."""
     values = torch.tensor(over, dtype=torch.float64)
     deviation = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 1.0
     return float(values.mean()) / max(deviation, 0.5 / math.sqrt(games) * _LEAST, 1 / games)
@@ -368,16 +437,24 @@ def _errors(over: Sequence[float], games: int) -> float:
 # Breeding.
 
 
-def fresh(chance: random.Random, attackers: Sequence[str], noises: Sequence[str] = tuple(NOISES)) -> Genome:
+def fresh(
+    chance: random.Random, attackers: Sequence[str], noises: Sequence[str] = tuple(NOISES)
+) -> Genome:
     others = [name for name in attackers if name != "told"]
     # The oracle is the strongest, and the quickest.
-    attacker = "told" if "told" in attackers and (not others or chance.random() < _TOLD) else chance.choice(others)
+    attacker = (
+        "told"
+        if "told" in attackers and (not others or chance.random() < _TOLD)
+        else chance.choice(others)
+    )
     secret = "label" if attacker.startswith("label: ") else chance.choice(SECRETS)
     if attacker not in ("told",) and secret == "presence":
         secret = "sample"
     if attacker == "descent":
         secret = "sample"
-    kind = chance.choice([name for name in noises if attacker != "descent" or name in ("gaussian", "laplace")])
+    kind = chance.choice(
+        [name for name in noises if attacker != "descent" or name in ("gaussian", "laplace")]
+    )
     before = chance.choice([name for name in BEFORE if attacker != "descent" or name == "nothing"])
     if kind == "dp":  # every sample by itself, and nothing is left out that noise is added to
         before, secret = "nothing", "sample" if secret == "presence" else secret
@@ -387,7 +464,8 @@ def fresh(chance: random.Random, attackers: Sequence[str], noises: Sequence[str]
     mixed = not private and training == "gradient"  # whether BatchNorm can be there
     networks = [name for name in NETWORKS if mixed or name != "batch norm"]
     network = chance.choice(networks)
-    if attacker in MATCHED:  # they are written for one gradient of cross-entropy, and some for features of a ReLU
+    # they are written for one gradient of cross-entropy, and some for features of a ReLU
+    if attacker in MATCHED:
         training, network = "gradient", chance.choice(("relu", "maxpool"))
     plain = attacker == "descent" or attacker in MATCHED or private or before in ("mixup", "smooth")
     return {
@@ -401,8 +479,10 @@ def fresh(chance: random.Random, attackers: Sequence[str], noises: Sequence[str]
         "kind": kind,
         "samples": 1 if attacker == "idlg" else _samples(network, chance),
         # What separates before it matches needs updates with hardly any noise.
-        "noise": 10 ** (chance.uniform(-4.0, -1.0) if attacker.startswith("soft") else chance.uniform(-1.5, 1.0)),
-        # Half of them mirrored at what anybody would answer, half with a deviation that is declared.
+        "noise": 10 ** (chance.uniform(-4.0,
+        -1.0) if attacker.startswith("soft") else chance.uniform(-1.5, 1.0)),
+        # Half of them mirrored at what anybody would answer, half with a deviation that is
+        # declared.
         "spread": chance.choice((None, 10 ** chance.uniform(-1.5, 0.5))),
         "head": 10 ** chance.uniform(-0.5, 1.0),
         "seed": chance.randrange(2**30),
@@ -418,7 +498,9 @@ def child(parent: Genome, chance: random.Random) -> Genome:
     """A little further, with other data."""
     scales = [name for name in ("noise", "spread", "head") if parent[name] is not None]
     changed = {name: parent[name] * 10 ** chance.gauss(0, _STEP) for name in scales}
-    samples = parent["samples"] if parent["attacker"] == "idlg" else _samples(parent["network"], chance)
+    samples = (
+        parent["samples"] if parent["attacker"] == "idlg" else _samples(parent["network"], chance)
+    )
     return parent | changed | {"seed": chance.randrange(2**30), "samples": samples}
 
 
@@ -445,13 +527,17 @@ class Record:
 
     def sentence(self) -> str:
         return (
-            f"{self.cases:,} cases of {len(self.kinds)} kinds, {self.games:,} games, {len(self.attackers)} attackers in "
-            f"{self.seconds:.0f} s: {len(self.above)} above their ceiling ({self.suspects} played again, at most "
-            f"{self.highest:.1f} standard errors); {self.refused:,} refused by the attack, {self.crashes} crashed."
+            f"{self.cases:,} cases of {len(self.kinds)} kinds, {self.games:,} games, "
+            f"{len(self.attackers)} attackers in {self.seconds:.0f} s: {len(self.above)} above "
+            f"their ceiling ({self.suspects} played again, at most {self.highest:.1f} standard "
+            f"errors); {self.refused:,} refused by the attack, {self.crashes} crashed."
         )
 
     def table(self) -> str:
-        rows = [f"| {name} | {count:,} |" for name, count in sorted(self.attackers.items(), key=lambda item: -item[1])]
+        rows = [
+            f"| {name} | {count:,} |"
+            for name, count in sorted(self.attackers.items(), key=lambda item: -item[1])
+        ]
         return "\n".join(["| attacker | cases |", "|---|---:|", *rows])
 
     @classmethod
@@ -493,7 +579,10 @@ def try_case(genome: Genome, record: Record, *, pairs: int = PAIRS) -> None:
         found = measure(client, name, ceiling, AGAIN * count, genome["seed"] + 1)
         played += found.games
     record.cases, record.games = record.cases + 1, record.games + played
-    kind = ", ".join(str(genome[part]) for part in ("attacker", "secret", "network", "before", "kind", "training"))
+    kind = ", ".join(
+        str(genome[part])
+        for part in ("attacker", "secret", "network", "before", "kind", "training")
+    )
     for counts, key in ((record.attackers, name), (record.kinds, kind)):
         counts[key] = counts.get(key, 0) + 1
     if found.above > ABOVE:
@@ -505,10 +594,16 @@ def try_case(genome: Genome, record: Record, *, pairs: int = PAIRS) -> None:
 
 
 def search(
-    record: Record, seed: int, *, cases: float = math.inf, minutes: float = math.inf, attackers: Sequence[str] = (),
-    say: Callable[[Record], None] = lambda _record: None, pairs: int = PAIRS, noises: Sequence[str] = (),
+    record: Record, seed: int, *, cases: float = math.inf, minutes: float = math.inf,
+    attackers: Sequence[str] = (), say: Callable[[Record], None] = lambda _record: None,
+    pairs: int = PAIRS, noises: Sequence[str] = (),
 ) -> Record:  # fmt: skip
-    chance, start, before, told_at = random.Random(f"{seed}-{record.cases}"), time.perf_counter(), record.seconds, 0.0
+    chance, start, before, told_at = (
+        random.Random(f"{seed}-{record.cases}"),
+        time.perf_counter(),
+        record.seconds,
+        0.0,
+    )
     attackers = attackers or names()
     record.seeds.append(seed)
     done = 0
@@ -523,11 +618,15 @@ def search(
         except UnsumError:
             record.refused += 1
             record.refusals[genome["attacker"]] = record.refusals.get(genome["attacker"], 0) + 1
-        except Exception as error:  # an attack that crashes on a small network is a finding of another kind
+        except Exception as error:
+            # an attack that crashes on a small network is a finding of another kind
             record.crashes += 1
             frames = traceback.extract_tb(error.__traceback__)[:-5:-1]
             where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-            record.crashed = [*record.crashed, f"{type(error).__name__}: {error} at {where} in {genome}"][:20]
+            record.crashed = [
+                *record.crashed,
+                f"{type(error).__name__}: {error} at {where} in {genome}",
+            ][:20]
         record.seconds = before + time.perf_counter() - start
         if record.seconds - told_at > 10:
             told_at = record.seconds
@@ -536,21 +635,34 @@ def search(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=None)
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--attackers", nargs="*", default=(), choices=names(), metavar="NAME")
-    parser.add_argument("--noises", nargs="*", default=(), choices=NOISES, metavar="NOISE", help=", ".join(NOISES))
     parser.add_argument(
-        "--merge", nargs="*", type=Path, help="records of searches that ran side by side, in one summary"
+        "--noises", nargs="*", default=(), choices=NOISES, metavar="NOISE", help=", ".join(NOISES)
     )
-    parser.add_argument("--json", type=Path, help="the record; where it exists, the search goes on from it")
+    parser.add_argument(
+        "--merge",
+        nargs="*",
+        type=Path,
+        help="records of searches that ran side by side, in one summary",
+    )
+    parser.add_argument(
+        "--json", type=Path, help="the record; where it exists, the search goes on from it"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.merge:
         whole = Record.merged([Record.read(path) for path in options.merge])
-        print(whole.table(), "refused: " + ", ".join(f"{n} {c}" for n, c in sorted(whole.refusals.items())), sep="\n\n")
+        print(
+            whole.table(),
+            "refused: " + ", ".join(f"{n} {c}" for n, c in sorted(whole.refusals.items())),
+            sep="\n\n",
+        )
         print(*whole.crashed, *map(str, whole.above), sep="\n")
         print(whole.sentence())
         return

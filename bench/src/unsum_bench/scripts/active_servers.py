@@ -30,13 +30,20 @@ Make = Callable[[int], tuple[nn.Module, active.Reader]]  # seed → changed mode
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["hits", "detector"])
     parser.add_argument("--photos", help="a folder, tar or npz of photos")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--model", default="resnet18", help="of torchvision's, at random weights")
-    parser.add_argument("--weights", nargs="*", default=[], help="FILE of trained weights to look for false alarms in")
+    parser.add_argument(
+        "--weights",
+        nargs="*",
+        default=[],
+        help="FILE of trained weights to look for false alarms in",
+    )
     parser.add_argument("--disguises-only", action="store_true", help="leave out the honest models")
     options = parser.parse_args()
     if options.what == "hits":
@@ -47,7 +54,7 @@ def main() -> None:
         print_detections()
 
 
-# --- hits ------------------------------------------------------------------------------------------------------------
+# --- hits -----------------------------------------------------------------------------------------
 
 
 def print_hits(photos: str | None, size: int, draws: int, name: str) -> None:
@@ -56,29 +63,44 @@ def print_hits(photos: str | None, size: int, draws: int, name: str) -> None:
     model = torchvision.models.get_model(name, weights=None, num_classes=1000)
     model.image_size = size
     source = "crops of the embedded photos" if photos is None else f"{len(pool)} photos"
-    print(f"{name}, {size}², {source}; {BATCH} samples a batch, {draws} draws, train mode, random labels.\n")
     print(
-        "| server | alone | read and certified | PSNR of those (least / mean) | certified wrongly | others above 60 dB | s |"
+        f"{name}, {size}², {source}; {BATCH} samples a batch, {draws} draws, train mode, random "
+        "labels.\n"
+    )
+    print(
+        "| server | alone | read and certified | PSNR of those (least / mean) | certified wrongly "
+        "| others above 60 dB | s |"
     )
     print("|---|--:|--:|--:|--:|--:|--:|")
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(len(pool), generator=generator)
     cut = 6 * len(pool) // 10
-    own, private = pool[order[:cut]], pool[order[cut:]]  # the server's photos are none of the client's
+    # the server's photos are none of the client's
+    own, private = pool[order[:cut]], pool[order[cut:]]
     imprint = f"imprint:bins={BINS}"
     servers: dict[str, Make] = {
         f"{imprint}, declared Gaussian": lambda seed: active.modify(model, imprint, seed=seed),
         f"{imprint}, quantiles of {len(own)} photos": lambda seed: active.modify(
             model, imprint, auxiliary=own, seed=seed
         ),
-        f"{imprint}, thresholds are {BINS - 1} photos": lambda seed: order_statistics(model, own, seed),
+        f"{imprint}, thresholds are {BINS - 1} photos": lambda seed: order_statistics(
+            model, own, seed
+        ),
         "traps:rows=256": lambda seed: active.modify(model, "traps:rows=256", seed=seed),
-        "traps:rows=256,factor=0.95": lambda seed: active.modify(model, "traps:rows=256,factor=0.95", seed=seed),
+        "traps:rows=256,factor=0.95": lambda seed: active.modify(
+            model, "traps:rows=256,factor=0.95", seed=seed
+        ),
     }
     for title, make in servers.items():
         print(row_of_hits(title, make, private, draws), flush=True)
-    fair, published = active.chance_of_hits(BATCH, BINS), active.chance_of_hits(BATCH, BINS, auxiliary=BINS - 1)
-    print(f"\nExpected: {fair:.2f} with equally likely bins, {published:.2f} where thresholds are samples themselves.")
+    fair, published = (
+        active.chance_of_hits(BATCH, BINS),
+        active.chance_of_hits(BATCH, BINS, auxiliary=BINS - 1),
+    )
+    print(
+        f"\nExpected: {fair:.2f} with equally likely bins, {published:.2f} where thresholds are "
+        "samples themselves."
+    )
 
 
 def row_of_hits(title: str, make: Make, private: Tensor, draws: int) -> str:
@@ -100,11 +122,15 @@ def row_of_hits(title: str, make: Make, private: Tensor, draws: int) -> str:
         quality += psnr[found.exact].tolist()
     counted = f"{alone / draws:.2f}" if alone else "–"
     decibel = f"{min(quality):.0f} / {sum(quality) / len(quality):.0f} dB" if quality else "–"
-    return f"| {title} | {counted} | {sure / draws:.2f} | {decibel} | {wrong} | {missed} | {seconds / draws:.2f} |"
+    return (
+        f"| {title} | {counted} | {sure / draws:.2f} | {decibel} | {wrong} | {missed} | "
+        f"{seconds / draws:.2f} |"
+    )
 
 
 def order_statistics(model: nn.Module, own: Tensor, seed: int) -> tuple[nn.Module, active.Reader]:
-    """Thresholds that are themselves as many photos: the published count assumes that every filling of bins is equally likely."""
+    """Thresholds that are themselves as many photos: the published count assumes that every filling
+    of bins is equally likely."""
     few = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[: BINS - 1]]
     changed, reader = active.modify(model, f"imprint:bins={BINS}", seed=seed)
     reader.thresholds[1:] = (few.flatten(1).double() @ reader.h.double()).sort().values
@@ -133,13 +159,19 @@ def crops(size: int, count: int = 1000) -> Tensor:
     return torch.stack(made)
 
 
-# --- detector --------------------------------------------------------------------------------------------------------
+# --- detector -------------------------------------------------------------------------------------
 
-_TOO_LARGE = ("vit_h", "vit_l", "regnet_y_128", "regnet_x_32", "regnet_y_32", "regnet_x_16", "regnet_y_16", "convnext_large",
-              "convnext_base", "efficientnet_b7", "efficientnet_v2_l", "wide_resnet101", "resnext101", "vgg13", "vgg16",
-              "vgg19", "swin_b", "swin_v2_b", "densenet161", "efficientnet_b6", "efficientnet_v2_m")  # fmt: skip
-_TIMM = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "mobilevit_xxs", "mixer_s32_224", "gmlp_ti16_224",
-         "resnetv2_50", "nf_resnet50", "deit_tiny_patch16_224", "convmixer_768_32", "poolformer_s12", "repvgg_a0")  # fmt: skip
+_TOO_LARGE = (
+    "vit_h", "vit_l", "regnet_y_128", "regnet_x_32", "regnet_y_32", "regnet_x_16", "regnet_y_16",
+    "convnext_large", "convnext_base", "efficientnet_b7", "efficientnet_v2_l", "wide_resnet101",
+    "resnext101", "vgg13", "vgg16", "vgg19", "swin_b", "swin_v2_b", "densenet161",
+    "efficientnet_b6", "efficientnet_v2_m",
+)  # fmt: skip
+_TIMM = (
+    "test_resnet", "test_vit", "test_convnext", "test_efficientnet", "mobilevit_xxs",
+    "mixer_s32_224", "gmlp_ti16_224", "resnetv2_50", "nf_resnet50", "deit_tiny_patch16_224",
+    "convmixer_768_32", "poolformer_s12", "repvgg_a0",
+)  # fmt: skip
 
 
 def models(weights: list[str]) -> Iterator[tuple[str, nn.Module | dict[str, Tensor]]]:
@@ -174,20 +206,29 @@ def print_false_alarms(weights: list[str]) -> None:
 
 
 def print_detections() -> None:
-    """Detected of ten, and what the attack itself still reads, for disguises of growing strength."""
+    """Detected of ten, and what the attack itself still reads, for disguises of growing
+    strength."""
     seeds, size = 10, 32
     pool = crops(size, 200)
     print(f"| server | disguise | detected of {seeds} | samples it still reads (of 16) |")
     print("|---|---|--:|--:|")
-    for server in (f"imprint:bins={BINS}", "imprint:bins=16", "traps:rows=256", "traps:rows=256,factor=0.95"):
+    for server in (
+        f"imprint:bins={BINS}",
+        "imprint:bins=16",
+        "traps:rows=256",
+        "traps:rows=256,factor=0.95",
+    ):
         for title, disguise in disguises().items():
             caught, read = 0, 0
             for seed in range(seeds):
                 torch.manual_seed(seed)
-                net = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16 * 16, 100))
+                net = nn.Sequential(
+                    nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16 * 16, 100)
+                )
                 changed, _ = active.modify(net, server, shape=(3, size, size), seed=seed)
                 disguise(changed)
-                plain = {name: p for name, p in changed.named_parameters() if "witness" not in name}  # an easy catch
+                # an easy catch
+                plain = {name: p for name, p in changed.named_parameters() if "witness" not in name}
                 caught += any(finding.mark == "tampered" for finding in tampering(plain))
                 x = pool[torch.randperm(len(pool))[:16]]
                 update = unsum.capture(changed, x, torch.arange(16))
@@ -196,9 +237,11 @@ def print_detections() -> None:
 
 
 def still_read(model: nn.Module, update: unsum.Update, x: Tensor) -> int:
-    """Samples that a row or a difference of neighboring thresholds gives away at 30 dB: the truth judges, not the reader.
+    """Samples that a row or a difference of neighboring thresholds gives away at 30 dB: the truth
+    judges, not the reader.
 
-    The server knows its own disguise: rows are taken in the order of their thresholds, negated ones by themselves.
+    The server knows its own disguise: rows are taken in the order of their thresholds, negated ones
+    by themselves.
     """
     W, b = (update.gradients[f"front.rows.{part}"].double() for part in ("weight", "bias"))
     rows, readings = model.front.rows, [W / b[:, None]]
@@ -208,18 +251,28 @@ def still_read(model: nn.Module, update: unsum.Update, x: Tensor) -> int:
         order = (side == sign).nonzero().flatten()
         order = order[thresholds[order].argsort()]
         readings.append(W[order].diff(dim=0) / b[order].diff()[:, None])
-    apart = torch.cdist(torch.cat(readings).nan_to_num(1e3, 1e3, -1e3), x.flatten(1).double()).min(0).values
+    apart = (
+        torch.cdist(torch.cat(readings).nan_to_num(1e3, 1e3, -1e3), x.flatten(1).double())
+        .min(0)
+        .values
+    )
     return int((-20 * (apart / x[0].numel() ** 0.5).log10() > 30).sum())
 
 
 def disguises() -> dict[str, Callable[[nn.Module], None]]:
     changes: dict[str, Callable[[nn.Module], None]] = {"none": lambda _model: None}
-    changes["rows scaled by 0.1 … 10"] = lambda model: scale_rows(model, 10 ** (2 * torch.rand(rows_of(model)) - 1))
+    changes["rows scaled by 0.1 … 10"] = lambda model: scale_rows(
+        model, 10 ** (2 * torch.rand(rows_of(model)) - 1)
+    )
     changes["rows permuted"] = permute_rows
-    changes["half of the rows negated"] = lambda model: scale_rows(model, torch.rand(rows_of(model)).sub(0.5).sign())
+    changes["half of the rows negated"] = lambda model: scale_rows(
+        model, torch.rand(rows_of(model)).sub(0.5).sign()
+    )
     changes["identity convolution in front"] = put_identity_in_front
     for share in (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0):
-        changes[f"noise of {share:g} of a row's size"] = lambda model, share=share: add_noise(model, share)
+        changes[f"noise of {share:g} of a row's size"] = lambda model, share=share: add_noise(
+            model, share
+        )
     changes["scaled, permuted, negated and noise of 0.1"] = everything
     return changes
 
@@ -249,7 +302,8 @@ def add_noise(model: nn.Module, share: float) -> None:
 
 
 class Behind(nn.Module):
-    """A layer behind a convolution that changes nothing; the names under which its rows are read stay."""
+    """A layer behind a convolution that changes nothing; the names under which its rows are read
+    stay."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -266,7 +320,10 @@ def put_identity_in_front(model: nn.Module) -> None:
 
 
 def everything(model: nn.Module) -> None:
-    scale_rows(model, 10 ** (2 * torch.rand(rows_of(model)) - 1) * torch.rand(rows_of(model)).sub(0.5).sign())
+    scale_rows(
+        model,
+        10 ** (2 * torch.rand(rows_of(model)) - 1) * torch.rand(rows_of(model)).sub(0.5).sign(),
+    )
     permute_rows(model)
     add_noise(model, 0.1)
 

@@ -15,7 +15,9 @@ class Adapted(nn.Module):
         super().__init__()
         self.layer, self.parts = layer.requires_grad_(False), parts
         self.lora_A = nn.ModuleList(nn.Linear(layer.in_features, rank, bias=False) for _ in parts)
-        self.lora_B = nn.ModuleList(nn.Linear(rank, part.stop - part.start, bias=False) for part in parts)
+        self.lora_B = nn.ModuleList(
+            nn.Linear(rank, part.stop - part.start, bias=False) for part in parts
+        )
         for B in self.lora_B:
             nn.init.zeros_(B.weight)
 
@@ -27,8 +29,12 @@ class Adapted(nn.Module):
 
 
 def parts_of(kind: str, attention: nn.Module) -> list[slice]:
-    """Which outputs have an adapter of their own, as peft chooses by default: GPT-2's c_attn, Llama's q_proj and v_proj."""
+    """Which outputs have an adapter of their own, as peft chooses by default: GPT-2's c_attn,
+    Llama's q_proj and v_proj."""
     whole = attention.read.out_features
     if kind == "gpt2":
         return [slice(0, whole)]
-    return [slice(0, attention.heads * attention.size), slice(whole - attention.keys * attention.size, whole)]
+    return [
+        slice(0, attention.heads * attention.size),
+        slice(whole - attention.keys * attention.size, whole),
+    ]

@@ -1,4 +1,5 @@
-"""Synthetic last layers with known truth: a linear model whose inputs play the features of a batch."""
+"""Synthetic last layers with known truth: a linear model whose inputs play the features of a
+batch."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ class Case:
     def worst_error(self, leak: unsum.Leak) -> float:
         """The largest relative feature error of any sample, true or found.
 
-        With the right batch size samples are paired one to one. Otherwise each is compared with the nearest on the other
-        side: n equal samples send the very gradient of one, so their number alone is not the attack's mistake.
+        With the right batch size samples are paired one to one. Otherwise each is compared with the
+        nearest on the other side: n equal samples send the very gradient of one, so their number
+        alone is not the attack's mistake.
         """
         if leak.batch_size == len(self.features):
             return max(row.feature_error for row in score_samples(leak, features=self.features))
@@ -55,14 +57,15 @@ def make_case(
 ) -> Case:
     """A batch of one kind of labels.
 
-    `spread` is how much samples differ from what they share (features of real networks share a lot); `margin` raises
-    each sample's own logit by that much, as training does.
+    `spread` is how much samples differ from what they share (features of real networks share a
+    lot); `margin` raises each sample's own logit by that much, as training does.
     """
     generator = torch.Generator().manual_seed(seed)
     shared = torch.randn(H, generator=generator)
     features = (shared + spread * torch.randn(B, H, generator=generator)).relu()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1_000_003)  # another stream than the features': equal bits would make W and F related
+        # another stream than the features': equal bits would make W and F related
+        torch.manual_seed(seed + 1_000_003)
         model = nn.Linear(H, C, bias=bias)
     labels = hard_labels(B, C, kind, generator)
     if margin:
@@ -74,7 +77,8 @@ def make_case(
 
 def hard_labels(B: int, C: int, kind: str, generator: torch.Generator) -> Tensor:
     if kind == "distinct":
-        return torch.randperm(C, generator=generator).repeat(1 + B // C)[:B]  # as distinct as B allows
+        # as distinct as B allows
+        return torch.randperm(C, generator=generator).repeat(1 + B // C)[:B]
     labels = torch.randint(C, (B,), generator=generator)
     if kind == "same":
         labels[:] = labels[0]
@@ -97,5 +101,7 @@ def soft_targets(labels: Tensor, C: int, kind: str, generator: torch.Generator) 
 def _teach(model: nn.Linear, features: Tensor, labels: Tensor, margin: float) -> None:
     """Raise every sample's own logit by about `margin` over the others'."""
     own = features - features.mean(0)
-    for direction, label in zip(own / own.square().sum(1, keepdim=True).clamp_min(1e-12), labels, strict=True):
+    for direction, label in zip(
+        own / own.square().sum(1, keepdim=True).clamp_min(1e-12), labels, strict=True
+    ):
         model.weight[label] += margin * direction

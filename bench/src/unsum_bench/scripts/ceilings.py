@@ -1,11 +1,13 @@
-"""What nobody can exceed: ceilings of usual networks over the noise, beside what is found, accuracy, and published bounds.
+"""What nobody can exceed: ceilings of usual networks over the noise, beside what is found,
+accuracy, and published bounds.
 
 python -m unsum_bench.scripts.ceilings --json ceilings.json
-python -m unsum_bench.scripts.ceilings --parts lenet published --photos photos.npz --json ceilings.json
+python -m unsum_bench.scripts.ceilings --parts lenet published --photos photos.npz \\
+    --json ceilings.json
 
-Distances are measured once for every network and training, of one sample of the batch, and hold for every noise. A part whose
-figures are in the record (`--json`) is not measured again. `--photos` is an npz with `images` (n, h, w, 3) or (n, 3, h, w); the
-embedded photos otherwise.
+Distances are measured once for every network and training, of one sample of the batch, and hold for
+every noise. A part whose figures are in the record (`--json`) is not measured again. `--photos` is
+an npz with `images` (n, h, w, 3) or (n, 3, h, w); the embedded photos otherwise.
 """
 
 from __future__ import annotations
@@ -62,15 +64,20 @@ class Network:
         distances = Distances(client, case.world, [case.secrets()[0]])
         while distances.pairs < self.pairs:
             distances.cycle(0)
-        return {"network": self.name, "training": name, "pairs": distances.pairs} | self.over(distances) | {
+        return {"network": self.name, "training": name,
+        "pairs": distances.pairs} | self.over(distances) | {
             "label": self._label(distances), "seconds": time.process_time() - start,
         }  # fmt: skip
 
     def over(self, distances: Distances) -> Row:
-        """Mean and upper limit over the noises, and the noise from which less than the level is proven."""
+        """Mean and upper limit over the noises, and the noise from which less than the level is
+        proven."""
         found = distances.found[0]
         limits = [limits_of(distances, AddedNoise("gaussian", sigma))[0].upper for sigma in SIGMAS]
-        means = [float(np.mean([one.share(AddedNoise("gaussian", sigma)) for one in found])) for sigma in SIGMAS]
+        means = [
+            float(np.mean([one.share(AddedNoise("gaussian", sigma)) for one in found]))
+            for sigma in SIGMAS
+        ]
         return {"mean": means, "limit": limits, "proven": proven(distances)}
 
     def _label(self, distances: Distances) -> list[float]:
@@ -106,12 +113,15 @@ def photos(path: Path | None, count: int, side: int = 32) -> tuple[Tensor, Tenso
     held = np.load(path)
     images = torch.from_numpy(np.ascontiguousarray(held["images"][:count])).float()
     images = images.permute(0, 3, 1, 2) if images.shape[-1] == 3 else images
-    images = nn.functional.interpolate(images / (255 if images.max() > 1 else 1), size=(side, side), mode="area")
+    images = nn.functional.interpolate(
+        images / (255 if images.max() > 1 else 1), size=(side, side), mode="area"
+    )
     return images, torch.arange(count) % 10
 
 
 def lenet(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
-    """Zhu et al.'s LeNet (2019): three convolutions, 12 × 8 × 8 to the head; ten classes. Theirs has sigmoids."""
+    """Zhu et al.'s LeNet (2019): three convolutions, 12 × 8 × 8 to the head; ten classes. Theirs
+    has sigmoids."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, stride in ((3, 2), (12, 2), (12, 1)):
@@ -148,15 +158,17 @@ def of_lenet(options: argparse.Namespace) -> list[Row]:
     fresh = Network("LeNet, untrained", Simulation(lenet(), images, targets % 10), 64)
     task = tiles()
     known = a_little(lenet(), task[0], task[1] % 10)
-    return fresh.rows(TRAININGS) + Network("LeNet, trained a little", Simulation(known, images, targets % 10), 64).rows(
-        ONE_STEP
-    )
+    return fresh.rows(TRAININGS) + Network(
+        "LeNet, trained a little", Simulation(known, images, targets % 10), 64
+    ).rows(ONE_STEP)
 
 
 def of_default(_options: argparse.Namespace) -> list[Row]:
     loaded = load_model("default", classes=CLASSES)
     batch = embedded_batch(8, image_size=loaded.image_size)
-    return Network("default", Simulation(loaded.model, batch.images, batch.targets), 64).rows(ONE_STEP)
+    return Network("default", Simulation(loaded.model, batch.images, batch.targets), 64).rows(
+        ONE_STEP
+    )
 
 
 def of_resnet(options: argparse.Namespace) -> list[Row]:
@@ -166,23 +178,27 @@ def of_resnet(options: argparse.Namespace) -> list[Row]:
     network = Network("ResNet-18 at 32², untrained", Simulation(model, images, targets % 10), 64)
     rows = network.rows(ONE_STEP)
     known = a_little(model, task[0], task[1] % 10, steps=20)
-    return rows + Network("ResNet-18 at 32², trained a little", Simulation(known, images, targets % 10), 64).rows(
-        ONE_STEP
-    )
+    return rows + Network(
+        "ResNet-18 at 32², trained a little", Simulation(known, images, targets % 10), 64
+    ).rows(ONE_STEP)
 
 
 def of_large(options: argparse.Namespace) -> list[Row]:
     batch = embedded_batch(8, image_size=224)
     model = load_model("torchvision:resnet18", classes=len(batch.class_names), size=224).model
-    return Network("ResNet-18 at 224², untrained", Simulation(model, batch.images, batch.targets), options.large).rows(
-        ONE_STEP
-    )
+    return Network(
+        "ResNet-18 at 224², untrained",
+        Simulation(model, batch.images, batch.targets),
+        options.large,
+    ).rows(ONE_STEP)
 
 
 def of_table(_options: argparse.Namespace) -> list[Row]:
     """12 standardized numbers and two classes, 32 rows: a cell, a label, and who took part."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
     x = torch.randn(32, 12)
     case = Simulation(model, x, (x[:, 0] > 0).long(), spread=1.0)
     row = Network("table, 12-64-64-2, B = 32", case, 64).row("one step")
@@ -193,7 +209,9 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
     """Four texts of 16 tokens, two blocks of a GPT of width 64 with 1 000 tokens."""
     transformers = __import__("transformers")
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=1000, n_positions=32, n_embd=64, n_layer=2, n_head=2)
+    config = transformers.GPT2Config(
+        vocab_size=1000, n_positions=32, n_embd=64, n_layer=2, n_head=2
+    )
     model = transformers.GPT2LMHeadModel(config).eval()
     tokens = torch.randint(1000, (4, 16))
     case = Simulation(model, tokens, tokens, train=False, text=True)
@@ -202,7 +220,13 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
     guesses = [limits_of(distances, AddedNoise("gaussian", sigma))[0].guess for sigma in SIGMAS]
     rows = Network("GPT, 2 blocks of 64, 4 × 16 tokens", case, 16).over(distances)
     return [
-        {"network": "GPT, 2 blocks of 64, 4 × 16 tokens", "training": "one step", "pairs": 16, "guess": guesses} | rows
+        {
+            "network": "GPT, 2 blocks of 64, 4 × 16 tokens",
+            "training": "one step",
+            "pairs": 16,
+            "guess": guesses,
+        }
+        | rows
     ]
 
 
@@ -210,7 +234,8 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
 
 
 def of_found(_options: argparse.Namespace) -> list[Row]:
-    """The default audit under noise, its ceilings, and the accuracy of the sweep's small task under the same."""
+    """The default audit under noise, its ceilings, and the accuracy of the sweep's small task under
+    the same."""
     loaded = load_model("default", classes=CLASSES)
     bound = unsum.ceiling(noise=1.0, pairs=64, time_limit=math.inf)  # of the same eight photos
     batch = embedded_batch(8, image_size=loaded.image_size)
@@ -222,17 +247,23 @@ def of_found(_options: argparse.Namespace) -> list[Row]:
         limits = bound.under(AddedNoise("gaussian", sigma))
         right = sum(score.label_correct == 1 for score in audit.samples)
         accuracy = train(task, [unsum.Noise(sigma)], scale=scale).mean
-        found = {"found": max(audit.leakages), "mean": float(np.mean(audit.leakages)), "labels": int(right)}
+        found = {
+            "found": max(audit.leakages),
+            "mean": float(np.mean(audit.leakages)),
+            "labels": int(right),
+        }
         found |= {"ceiling": limits.highest, "ceiling_mean": limits.mean}
         rows.append({"sigma": sigma, "accuracy": accuracy} | found)
     return rows
 
 
 def of_published(options: argparse.Namespace) -> list[Row]:
-    """The same pairs of LeNet's, with derivatives in the place of differences, and with a clip in the place of distances.
+    """The same pairs of LeNet's, with derivatives in the place of differences, and with a clip in
+    the place of distances.
 
-    Fisher information (Guo et al. 2022): ‖J e_k‖²/σ² of component k, others known, from a central difference of 1/1000 of its
-    deviation in float64; with a Gaussian prior of variance h² it leaves 1/(1 + h² ‖J e_k‖²/σ²) (van Trees).
+    Fisher information (Guo et al. 2022): ‖J e_k‖²/σ² of component k, others known, from a central
+    difference of 1/1000 of its deviation in float64; with a Gaussian prior of variance h² it leaves
+    1/(1 + h² ‖J e_k‖²/σ²) (van Trees).
     """
     images, targets = photos(options.photos, 8)
     task = tiles()
@@ -294,15 +325,22 @@ def percent(value: float) -> str:
 
 
 def heading(first: str) -> list[str]:
-    return [f"| {first} | " + " | ".join(f"σ = {sigma:g}" for sigma in SIGMAS), "|---|" + "--:|" * len(SIGMAS)]
+    return [
+        f"| {first} | " + " | ".join(f"σ = {sigma:g}" for sigma in SIGMAS),
+        "|---|" + "--:|" * len(SIGMAS),
+    ]
 
 
 def networks_table(rows: list[Row]) -> str:
     lines = [heading("network, training")[0] + " | under 20 % from |", heading("")[1] + "--:|"]
     for row in rows:
-        cells = [f"{percent(m)} (≤ {percent(u)})" for m, u in zip(row["mean"], row["limit"], strict=True)]
+        cells = [
+            f"{percent(m)} (≤ {percent(u)})" for m, u in zip(row["mean"], row["limit"], strict=True)
+        ]
         edge = f"{row['proven']:.2g}" if row["proven"] < _MOST / 2 else "not with so few pairs"
-        lines.append(f"| {row['network']}, {row['training']} | " + " | ".join(cells) + f" | {edge} |")
+        lines.append(
+            f"| {row['network']}, {row['training']} | " + " | ".join(cells) + f" | {edge} |"
+        )
     return "\n".join(lines)
 
 
@@ -312,7 +350,11 @@ def chances_table(rows: list[Row]) -> str:
     for row in rows:
         for name, shown in what.items():
             if row.get(name) and row["training"] == "one step":
-                lines.append(f"| {row['network']}: {shown} | " + " | ".join(f"{v:.3f}" for v in row[name]) + " |")
+                lines.append(
+                    f"| {row['network']}: {shown} | "
+                    + " | ".join(f"{v:.3f}" for v in row[name])
+                    + " |"
+                )
     return "\n".join(lines)
 
 
@@ -323,28 +365,33 @@ def found_table(rows: list[Row]) -> str:
     ]
     for row in rows:
         lines.append(
-            f"| {row['sigma']:g} | {percent(row['found'])} | ≤ {percent(row['ceiling'])} | {percent(row['mean'])} "
-            f"| ≤ {percent(row['ceiling_mean'])} | {row['labels']} of 8 "
-            f"| {percent(row['accuracy'])} |"
+            f"| {row['sigma']:g} | {percent(row['found'])} | ≤ {percent(row['ceiling'])} | "
+            f"{percent(row['mean'])} | ≤ {percent(row['ceiling_mean'])} | {row['labels']} of 8 | "
+            f"{percent(row['accuracy'])} |"
         )
     return "\n".join(lines)
 
 
 def published_table(rows: list[Row]) -> str:
     lines = [
-        "| network | σ | two worlds | Fisher information | clip at the update's norm | one of ten guessed |",
+        (
+            "| network | σ | two worlds | Fisher information | clip at the update's norm | one of "
+            "ten guessed |"
+        ),
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         lines.append(
-            f"| {row['network']} | {row['sigma']:g} | {percent(row['ceiling'])} | {percent(row['fisher'])} "
-            f"| {percent(row['clip'])} | {percent(row['guess'])} |"
+            f"| {row['network']} | {row['sigma']:g} | {percent(row['ceiling'])} | "
+            f"{percent(row['fisher'])} | {percent(row['clip'])} | {percent(row['guess'])} |"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--large", type=int, default=64, help="pairs of worlds at 224²")
@@ -359,14 +406,19 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps(record, indent=1) + "\n")
     networks = [
-        row for part in ("default", "lenet", "resnet", "large", "table", "text") for row in record.get(part, [])
+        row
+        for part in ("default", "lenet", "resnet", "large", "table", "text")
+        for row in record.get(part, [])
     ]
     print(networks_table(networks), end="\n\n")
     print(chances_table(networks), end="\n\n")
     print(found_table(record.get("found", [])), end="\n\n")
     print(published_table(record.get("published", [])), end="\n\n")
     data = "the embedded photos" if options.photos is None else options.photos.name
-    print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; {data}.")
+    print(
+        f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
+        f"{data}."
+    )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
 """Samples out of two convolutions: which networks, modes and batches, how exactly, how fast.
 
 python -m unsum_bench.scripts.convolutions small --photos cifar.npz  # ResNet-18 for 32², both modes
-python -m unsum_bench.scripts.convolutions large --photos photos.tar --weights resnet50.safetensors --device cuda  # ResNet-50
-python -m unsum_bench.scripts.convolutions noise --photos cifar.npz  # noise and precisions of the gradient
-python -m unsum_bench.scripts.convolutions trained --photos cifar.npz  # after some training on other photos
+# ResNet-50
+python -m unsum_bench.scripts.convolutions large --photos photos.tar \\
+    --weights resnet50.safetensors --device cuda
+# noise and precisions of the gradient
+python -m unsum_bench.scripts.convolutions noise --photos cifar.npz
+# after some training on other photos
+python -m unsum_bench.scripts.convolutions trained --photos cifar.npz
 python -m unsum_bench.scripts.convolutions networks  # other networks, embedded photos of 128²
-python -m unsum_bench.scripts.convolutions speed --photos cifar.npz  # seconds and memory beside one gradient
-python -m unsum_bench.scripts.convolutions pictures --photos cifar.npz --device cuda  # separation, walk and pixels in one
+# seconds and memory beside one gradient
+python -m unsum_bench.scripts.convolutions speed --photos cifar.npz
+# separation, walk and pixels in one
+python -m unsum_bench.scripts.convolutions pictures --photos cifar.npz --device cuda
 
-Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those of the features and of the
-maps of the pair's first convolution, without the factor that all of them share where BatchNorm hides it.
-The batch size is granted, as the server of a federation sees it.
+Photos are an npz with `images` (N, h, w, 3), or a tar of JPEG files named CLASS/…. Errors are those
+of the features and of the maps of the pair's first convolution, without the factor that all of them
+share where BatchNorm hides it. The batch size is granted, as the server of a federation sees it.
 """
 
 from __future__ import annotations
@@ -66,12 +72,17 @@ def photos(path: Path, number: int) -> tuple[Tensor, Tensor]:
     """(N, 3, h, w) as the networks take them, and labels."""
     if path.suffix == ".npz":
         held = np.load(path)
-        images, labels = torch.tensor(held["images"][:number]), torch.tensor(held["labels"][:number]).long()
+        images, labels = (
+            torch.tensor(held["images"][:number]),
+            torch.tensor(held["labels"][:number]).long(),
+        )
     else:
         with tarfile.open(path) as files:
             members = [member for member in files if member.isfile()]
             members = members[:: max(1, len(members) // number)][:number]
-            read = [Image.open(io.BytesIO(files.extractfile(m).read())).convert("RGB") for m in members]
+            read = [
+                Image.open(io.BytesIO(files.extractfile(m).read())).convert("RGB") for m in members
+            ]
         images = torch.stack([torch.tensor(np.array(one)) for one in read])
         labels = torch.tensor([int(member.name.split("/")[-2]) for member in members])
     scaled = images.permute(0, 3, 1, 2).float() / 255
@@ -89,7 +100,9 @@ def network(setting: Setting, weights: Path | None) -> nn.Module:
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     if weights is not None:
         held = load_file(weights)
-        model.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in held.items()}, strict=False)
+        model.load_state_dict(
+            {n: t.float() if t.is_floating_point() else t for n, t in held.items()}, strict=False
+        )
     if setting.C != 1000:
         model.fc = nn.Linear(2048, setting.C)
     return model
@@ -114,7 +127,8 @@ def sent(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> unsum.Upda
     return update.map(noisy)
 
 
-_TRAINED: dict[tuple[int, int, int], nn.Module] = {}  # (steps, seed, classes) → the model, for rows that share it
+# (steps, seed, classes) → the model, for rows that share it
+_TRAINED: dict[tuple[int, int, int], nn.Module] = {}
 
 
 def trained(model: nn.Module, setting: Setting, x: Tensor, y: Tensor) -> nn.Module:
@@ -149,7 +163,9 @@ def prepared(
     return model.train(setting.train), x, torch.full_like(y, int(y[0])) if setting.equal else y
 
 
-def picture_row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str) -> str:
+def picture_row(
+    setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, device: str
+) -> str:
     """Everything `unsum.attack` does: samples, maps, the walk below them, pixels."""
     model, x, y = prepared(setting, x, labels, weights, device)
     update = sent(model, setting, x, y)
@@ -160,18 +176,23 @@ def picture_row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | Non
     deepest, error = (order[0] if order else ""), ""
     if order:
         true = _truth(model, deepest, x)[0]
-        apart = torch.cdist(true, leak.inner[deepest].flatten(1).to(true)).amin(1) / true.norm(dim=1)
+        apart = torch.cdist(true, leak.inner[deepest].flatten(1).to(true)).amin(1) / true.norm(
+            dim=1
+        )
         error = f"{float(apart.max()):.0e}"
     drawn = ""
     if leak.images is not None:
         scale = torch.tensor(STD, device=x.device).view(3, 1, 1)
-        apart = torch.cdist((leak.images.to(x) * scale).flatten(1), (x * scale).flatten(1)).amin(0) ** 2 / x[0].numel()
+        apart = (
+            torch.cdist((leak.images.to(x) * scale).flatten(1), (x * scale).flatten(1)).amin(0) ** 2
+            / x[0].numel()
+        )
         decibels = -10 * apart.log10()
         drawn = f"{float(decibels.min()):.0f} / {float(decibels.median()):.0f}"
     sure = "" if leak.inputs_exact is None else f"{int(leak.inputs_exact.sum())} of {len(x)}"
     return (
-        f"{_named(setting)} {leak.method}{', exact' if leak.exact else ''} | {deepest} | {error} | {drawn} | {sure} | "
-        f"{seconds:.0f} |"
+        f"{_named(setting)} {leak.method}{', exact' if leak.exact else ''} | {deepest} | {error} | "
+        f"{drawn} | {sure} | {seconds:.0f} |"
     )
 
 
@@ -197,17 +218,24 @@ def row(setting: Setting, x: Tensor, labels: Tensor, weights: Path | None, devic
     if not leak.exact:
         said += f": {leak.notes[0]}"
     return (
-        f"{_named(setting)} {distinct} of {setting.B} | {right} | {float(error.max()):.0e} | {float(at_head.max()):.0e} | "
-        f"{said} | {seconds:.1f} |"
+        f"{_named(setting)} {distinct} of {setting.B} | {right} | {float(error.max()):.0e} | "
+        f"{float(at_head.max()):.0e} | {said} | {seconds:.1f} |"
     )
 
 
-NETWORKS = ("mobilenet_v2", "efficientnet_b0", "densenet121", "convnext_tiny", "regnet_x_400mf", "regnet_y_400mf")
+NETWORKS = (
+    "mobilenet_v2",
+    "efficientnet_b0",
+    "densenet121",
+    "convnext_tiny",
+    "regnet_x_400mf",
+    "regnet_y_400mf",
+)
 
 
 def network_row(name: str, B: int, train: bool, device: str) -> str:
-    """An untrained network of torchvision, its running statistics those of photos: what `spans` says, and which places' vectors
-    relu's zeros tell."""
+    """An untrained network of torchvision, its running statistics those of photos: what `spans`
+    says, and which places' vectors relu's zeros tell."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, num_classes=10).to(device).train()
     batch = embedded_batch(16, image_size=128)
@@ -227,10 +255,18 @@ def network_row(name: str, B: int, train: bool, device: str) -> str:
     try:
         leak = unsum.separate(model, update, "spans", batch_size=B, device=device)
         head = copy.deepcopy(model)
-        with inputs_of(head.get_submodule(unsum.head.find_head(model)[0])) as features, torch.no_grad():
+        with (
+            inputs_of(head.get_submodule(unsum.head.find_head(model)[0])) as features,
+            torch.no_grad(),
+        ):
             head(x)
-        error = torch.cdist(features[-1].double(), leak.features.double()).amin(1) / features[-1].norm(dim=1)
-        said = f"{leak.batch_size} samples, features to {float(error.max()):.0e}{', exact' if leak.exact else ''}"
+        error = torch.cdist(features[-1].double(), leak.features.double()).amin(1) / features[
+            -1
+        ].norm(dim=1)
+        said = (
+            f"{leak.batch_size} samples, features to "
+            f"{float(error.max()):.0e}{', exact' if leak.exact else ''}"
+        )
     except UnsumError as reason:
         said = f"refused: {reason}"
     seconds = time.perf_counter() - start
@@ -249,7 +285,8 @@ def network_row(name: str, B: int, train: bool, device: str) -> str:
 
 
 def speed_row(setting: Setting, x: Tensor, labels: Tensor, device: str) -> str:
-    """Seconds of the separation beside those of the client's own gradient, and memory beside the gradient's size."""
+    """Seconds of the separation beside those of the client's own gradient, and memory beside the
+    gradient's size."""
     model, x, y = prepared(setting, x, labels, None, device)
     sent(model, setting, x, y)
     _peak(device)
@@ -266,8 +303,8 @@ def speed_row(setting: Setting, x: Tensor, labels: Tensor, device: str) -> str:
     seconds = time.perf_counter() - start
     more = max(0, _peak(device) - before)
     return (
-        f"{_named(setting)} {leak.batch_size} of {setting.B} | {seconds:.1f} | {seconds / client:.1f} | {more / 1e6:.0f} | "
-        f"{more / size:.1f} |"
+        f"{_named(setting)} {leak.batch_size} of {setting.B} | {seconds:.1f} | "
+        f"{seconds / client:.1f} | {more / 1e6:.0f} | {more / size:.1f} |"
     )
 
 
@@ -280,7 +317,8 @@ def _peak(device: str) -> int:
 
 
 def _truth(model: nn.Module, layer: str, x: Tensor, precision: str = "") -> tuple[Tensor, Tensor]:
-    """What the client's layers read, in the client's own arithmetic: half precision moves maps by a few percent by itself."""
+    """What the client's layers read, in the client's own arithmetic: half precision moves maps by a
+    few percent by itself."""
     copied = copy.deepcopy(model)
     head = copied.get_submodule(unsum.head.find_head(model)[0])
     with (
@@ -312,7 +350,12 @@ def settings(table: str) -> Iterator[Setting]:
     if table == "large":
         base = Setting("resnet50", 8, 1000)
         yield from (replace(base, C=10, equal=True), replace(base, C=2), replace(base, B=10, C=10))
-        yield from (base, replace(base, equal=True), replace(base, train=False), replace(base, buffers=True))
+        yield from (
+            base,
+            replace(base, equal=True),
+            replace(base, train=False),
+            replace(base, buffers=True),
+        )
     if table == "trained":
         for B in (4, 8, 16):
             for train, buffers in ((False, False), (True, True), (True, False)):
@@ -323,18 +366,26 @@ def settings(table: str) -> Iterator[Setting]:
                 for train, buffers in ((False, False), (True, True)):
                     yield Setting("resnet18", B, 10, train, buffers, steps=steps)
     if table == "speed":
-        yield from (Setting("resnet18", B, 10, train) for B in (4, 16, 30) for train in (False, True))
+        yield from (
+            Setting("resnet18", B, 10, train) for B in (4, 16, 30) for train in (False, True)
+        )
     if table == "noise":
         base = Setting("resnet18", 8, 10)
         yield from (replace(base, noise=noise) for noise in (1e-5, 1e-4, 1e-3, 1e-2))
         for train, buffers in ((True, False), (True, True), (False, False)):
             coarse = replace(base, train=train, buffers=buffers)
-            yield from (replace(coarse, precision=precision) for precision in ("float16", "bfloat16"))
+            yield from (
+                replace(coarse, precision=precision) for precision in ("float16", "bfloat16")
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["small", "large", "noise", "trained", "pictures", "networks", "speed"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "table", choices=["small", "large", "noise", "trained", "pictures", "networks", "speed"]
+    )
     parser.add_argument("--photos", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--device", default="cpu")
@@ -356,18 +407,32 @@ def main() -> None:
         parser.error("--photos is needed")
     rows = (replace(one, seed=options.seed) for one in settings(options.table))
     chosen = [one for one in rows if options.batch in (None, one.B)]
-    x, labels = photos(options.photos, 5000 if chosen[0].steps or chosen[-1].steps else max(one.B for one in chosen))
+    x, labels = photos(
+        options.photos,
+        5000 if chosen[0].steps or chosen[-1].steps else max(one.B for one in chosen),
+    )
     if options.table == "speed":
         columns = "found | s | times the client's gradient | MB more | times the gradient's size |"
-        print("| network | mode | statistics | B | C | labels | gradient | " + columns + "\n|" + "---|" * 12)
-        for setting in chosen:  # each in a process of its own: a process's largest memory never shrinks
+        print(
+            "| network | mode | statistics | B | C | labels | gradient | "
+            + columns
+            + "\n|"
+            + "---|" * 12
+        )
+        # each in a process of its own: a process's largest memory never shrinks
+        for setting in chosen:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                print(pool.submit(speed_row, setting, x, labels, options.device).result(), flush=True)
+                print(
+                    pool.submit(speed_row, setting, x, labels, options.device).result(), flush=True
+                )
         return
     pictures = options.table == "pictures"
     columns = "answer | deepest map | its error | dB, least / median | pixels certified | s |"
     plain = "found | labels right | maps | features | exact | s |"
-    print("| network | mode | statistics | B | C | labels | gradient | " + (columns if pictures else plain))
+    print(
+        "| network | mode | statistics | B | C | labels | gradient | "
+        + (columns if pictures else plain)
+    )
     print("|" + "---|" * 13)
     for setting in chosen:
         make = picture_row if pictures else row

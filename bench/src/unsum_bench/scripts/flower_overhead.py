@@ -1,13 +1,15 @@
-"""What auditing costs a federated training: time with and without, and memory over many clients. Needs `unsum[flower]` and Ray.
+"""What auditing costs a federated training: time with and without, and memory over many clients.
+Needs `unsum[flower]` and Ray.
 
     python -m unsum_bench.scripts.flower_overhead ratio
     OMP_NUM_THREADS=1 python -m unsum_bench.scripts.flower_overhead pool --steps 1 50
     python -m unsum_bench.scripts.flower_overhead memory
 
-Runs the example project's apps (examples/flower-audit) in Flower's simulation engine, within one process that holds the server.
-`pool` does without the engine: server and clients are one process, and updates go to another one (`processes=1`). What counts is
-the processor time of the first, all of its threads together, with audits and without: with a core free for the audits a round
-takes no longer than that, and other work on the machine does not count.
+Runs the example project's apps (examples/flower-audit) in Flower's simulation engine, within one
+process that holds the server. `pool` does without the engine: server and clients are one process,
+and updates go to another one (`processes=1`). What counts is the processor time of the first, all
+of its threads together, with audits and without: with a core free for the audits a round takes no
+longer than that, and other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -42,18 +44,25 @@ def simulate(clients: int, main: Callable[[Any], None]) -> None:
     def serve(grid: Grid, _context: Context) -> None:
         main(grid)
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"_node_ip_address": "127.0.0.1"}}
+    resources = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"_node_ip_address": "127.0.0.1"},
+    }
     run_simulation(server, client, num_supernodes=clients, backend_config=resources)
 
 
-def train(grid: Any, strategy: Any, rounds: int, steps: int, note: Callable[[int], None] | None = None) -> float:
+def train(
+    grid: Any, strategy: Any, rounds: int, steps: int, note: Callable[[int], None] | None = None
+) -> float:
     """Seconds of a training from the same weights."""
     import torch
     from flower_audit.task import network
     from flwr.app import ArrayRecord, ConfigRecord
 
     torch.manual_seed(0)
-    asked = ConfigRecord({"learning-rate": RATE, "batch-size": 8, "local-steps": steps, "guard": "none"})
+    asked = ConfigRecord(
+        {"learning-rate": RATE, "batch-size": 8, "local-steps": steps, "guard": "none"}
+    )
     start = time.perf_counter()
     strategy.start(
         grid,
@@ -81,7 +90,8 @@ def ratio(lines: list[str], pairs: int) -> Callable[[Any], None]:
 
     def main(grid: Any) -> None:
         for steps, budget in ((1, None), (1, 5.0), (50, None)):
-            train(grid, FedAvg(fraction_evaluate=0.0), 1, steps)  # every worker has imported what it needs
+            # every worker has imported what it needs
+            train(grid, FedAvg(fraction_evaluate=0.0), 1, steps)
             train(grid, audited(1, budget_seconds=60.0), 1, 1)
             without, with_, done, shares = [], [], [], []
             for _ in range(pairs):  # in turn, so that a busy machine slows both
@@ -95,18 +105,23 @@ def ratio(lines: list[str], pairs: int) -> Callable[[Any], None]:
             part = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             count = f"{statistics.median(done):g} of {CLIENTS * ROUNDS}"
             limit = "default" if budget is None else f"{budget:g} s a round"
-            lines.append(f"| {steps} | {limit} | {times} | {part} | {statistics.median(shares):.0%} | {count} |")
+            lines.append(
+                f"| {steps} | {limit} | {times} | {part} | {statistics.median(shares):.0%} | "
+                f"{count} |"
+            )
 
     return main
 
 
 class InPlace:
-    """As much of Flower's grid as a strategy asks for; clients answer one after the other, in this process."""
+    """As much of Flower's grid as a strategy asks for; clients answer one after the other, in this
+    process."""
 
     def __init__(self) -> None:
         from flwr.supercore.task_identity import TaskIdentity
 
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine says who makes a message
+        # no engine says who makes a message
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
     def get_node_ids(self) -> list[int]:
         return [1000 + number for number in range(CLIENTS)]
@@ -123,7 +138,8 @@ class InPlace:
 
 
 def pool(lines: list[str], pairs: int, steps: int) -> None:
-    """Rounds with audits behind them beside rounds without, and what handing over and the pool's own thread take of a round."""
+    """Rounds with audits behind them beside rounds without, and what handing over and the pool's
+    own thread take of a round."""
     from flwr.serverapp.strategy import FedAvg
 
     from unsum.integrations.flower import AuditStrategy
@@ -132,9 +148,16 @@ def pool(lines: list[str], pairs: int, steps: int) -> None:
     spent = [counted(AuditStrategy, "_hand_over"), counted(AuditPool, "_run")]
 
     def rounds_of(strategy: Any) -> float:
-        """Processor seconds a round from the first one's end to the last one's; by then the pool has started."""
+        """Processor seconds a round from the first one's end to the last one's; by then the pool
+        has started."""
         ends: dict[int, float] = {}
-        train(InPlace(), strategy, ROUNDS + 1, steps, lambda number: ends.__setitem__(number, time.process_time()))
+        train(
+            InPlace(),
+            strategy,
+            ROUNDS + 1,
+            steps,
+            lambda number: ends.__setitem__(number, time.process_time()),
+        )
         return (ends[ROUNDS + 1] - ends[1]) / ROUNDS
 
     rounds_of(FedAvg(fraction_evaluate=0.0))
@@ -187,10 +210,14 @@ def resident() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["ratio", "pool", "memory"])
     parser.add_argument("--pairs", type=int, default=3, help="trainings with and without, in turn")
-    parser.add_argument("--steps", type=int, nargs="+", default=[50], help="local steps of a client, for the pool")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[50], help="local steps of a client, for the pool"
+    )
     parser.add_argument("--clients", type=int, default=1000, help="for memory")
     parser.add_argument("--rounds", type=int, default=8, help="for memory")
     chosen = parser.parse_args()

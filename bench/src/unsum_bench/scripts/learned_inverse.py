@@ -1,16 +1,19 @@
-"""An inverse of one layer, learned for a moment on other photos: what pictures does a decoder draw of features or maps?
+"""An inverse of one layer, learned for a moment on other photos: what pictures does a decoder draw
+of features or maps?
 
-python -m unsum_bench.scripts.learned_inverse --layer layer3.0.conv2 --others a.tar b.tar --photos c.tar --batch 8 --device cuda
+python -m unsum_bench.scripts.learned_inverse --layer layer3.0.conv2 --others a.tar b.tar \\
+    --photos c.tar --batch 8 --device cuda
 python -m unsum_bench.scripts.learned_inverse --layer layer2.0.conv2 --others a.tar b.tar \
         --photos c.tar --batch 1 --gradients 4 --solve 60
 python -m unsum_bench.scripts.learned_inverse --network resnet50 --weights resnet50.safetensors \
         --layer layer4.2.conv2 --others a.tar …
 
-The layer's true input is granted for --count photos, and for the first --gradients batches it comes out of the gradient: samples,
-maps, the walk below them, with nothing granted but the batch size. With --solve the pixel equations begin at the decoder's
-pictures, for so many seconds. Photos come in clients of --batch; in train mode with statistics that nobody sent. `unsum
-train-inverse` does the same for hours, with Lightning and augmentations; this needs nothing but torch. The decoder is trained in
-bfloat16, the maps are float32.
+The layer's true input is granted for --count photos, and for the first --gradients batches it comes
+out of the gradient: samples, maps, the walk below them, with nothing granted but the batch size.
+With --solve the pixel equations begin at the decoder's pictures, for so many seconds. Photos come
+in clients of --batch; in train mode with statistics that nobody sent. `unsum train-inverse` does
+the same for hours, with Lightning and augmentations; this needs nothing but torch. The decoder is
+trained in bfloat16, the maps are float32.
 """
 
 from __future__ import annotations
@@ -55,7 +58,11 @@ class Learned:
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
         """Of one client's pictures or of several clients'."""
-        clients = None if self.client is None else sharing(len(pictures), self.client, self.client).to(pictures.device)
+        clients = (
+            None
+            if self.client is None
+            else sharing(len(pictures), self.client, self.client).to(pictures.device)
+        )
         return self.of(self.backbone(self.normalized(pictures), clients))
 
     @torch.no_grad()
@@ -72,7 +79,8 @@ def learn(
     normalized: Callable[[Tensor], Tensor],
     batch: int = BATCH,
 ) -> Learned:
-    """Draws what `layer` (None: the head) reads of bytes (n, 3, s, s), by clients of so many; None: eval mode."""
+    """Draws what `layer` (None: the head) reads of bytes (n, 3, s, s), by clients of so many; None:
+    eval mode."""
     size, device = photos.shape[-1], photos.device
     torch.manual_seed(0)
     backbone = ClientFeatures(model, layer).to(device)
@@ -83,7 +91,9 @@ def learn(
     begun, step = time.monotonic(), 0
     while (done := (time.monotonic() - begun) / seconds) < 1:
         chosen = photos[torch.randint(len(photos), (drawn,), device=device)].float() / 255
-        chosen = torch.where(torch.rand(drawn, 1, 1, 1, device=device) < 0.5, chosen, chosen.flip(3))
+        chosen = torch.where(
+            torch.rand(drawn, 1, 1, 1, device=device) < 0.5, chosen, chosen.flip(3)
+        )
         with torch.no_grad():
             features = backbone(normalized(chosen), together)
         if step == 0:
@@ -106,13 +116,21 @@ def photos_of(paths: list[Path], most: int, size: int) -> Tensor:
     for path in paths:
         with tarfile.open(path) as files:
             for member in files:
-                if member.isfile() and member.name.lower().endswith((".jpg", ".jpeg")) and len(found) < most:
+                if (
+                    member.isfile()
+                    and member.name.lower().endswith((".jpg", ".jpeg"))
+                    and len(found) < most
+                ):
                     photo = Image.open(io.BytesIO(files.extractfile(member).read())).convert("RGB")
-                    found.append(torch.tensor(np.array(photo.resize((size, size)))).permute(2, 0, 1))
+                    found.append(
+                        torch.tensor(np.array(photo.resize((size, size)))).permute(2, 0, 1)
+                    )
     return torch.stack(found)
 
 
-def out_of_gradient(model: nn.Module, layer: str, shown: Tensor, labels: Tensor, draw: Learned, solve: float) -> str:
+def out_of_gradient(
+    model: nn.Module, layer: str, shown: Tensor, labels: Tensor, draw: Learned, solve: float
+) -> str:
     """The rest of a row: what came back of one batch, drawn, and solved for from there."""
     train, B = draw.client is not None, len(shown)
     inputs = draw.normalized(shown)
@@ -125,7 +143,9 @@ def out_of_gradient(model: nn.Module, layer: str, shown: Tensor, labels: Tensor,
         if layer not in leak.inner:
             peeled = unsum.peel(model, update, leak, "residual", shape=tuple(shown.shape[1:]))
             notes = peeled.notes
-            leak = replace(leak, inner=leak.inner | peeled.inner, partly=peeled.partly, hint=peeled.hint)
+            leak = replace(
+                leak, inner=leak.inner | peeled.inner, partly=peeled.partly, hint=peeled.hint
+            )
     except UnsumError as reason:
         return f" {reason} | | |"
     if layer not in leak.inner:
@@ -155,11 +175,17 @@ def _scored(found: Tensor, shown: Tensor) -> str:
 def main() -> None:
     from unsum_bench.scripts.convolutions import MEAN, STD, Setting, network
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--network", default="resnet18", choices=["resnet18", "resnet50"])
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--layer", nargs="+", required=True, help="whose input is drawn; `head` for the features")
-    parser.add_argument("--photos", type=Path, required=True, help="a tar; its first photos are drawn")
+    parser.add_argument(
+        "--layer", nargs="+", required=True, help="whose input is drawn; `head` for the features"
+    )
+    parser.add_argument(
+        "--photos", type=Path, required=True, help="a tar; its first photos are drawn"
+    )
     parser.add_argument("--others", type=Path, nargs="+", required=True, help="tars to learn from")
     parser.add_argument("--most", type=int, default=4000, help="photos to learn from")
     parser.add_argument("--count", type=int, default=64, help="photos to draw")
@@ -168,11 +194,16 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--mode", default="train", choices=["eval", "train"])
-    parser.add_argument("--gradients", type=int, default=0, help="batches whose maps come out of the gradient")
-    parser.add_argument("--solve", type=float, default=0.0, help="seconds for the pixel equations from there")
+    parser.add_argument(
+        "--gradients", type=int, default=0, help="batches whose maps come out of the gradient"
+    )
+    parser.add_argument(
+        "--solve", type=float, default=0.0, help="seconds for the pixel equations from there"
+    )
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # gradients in float32
+    # gradients in float32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     client = options.batch if options.mode == "train" else None
     model = network(Setting(options.network, options.batch, 1000), options.weights)
     if options.network == "resnet18":  # the network of 224² pictures, with its own first layers
@@ -180,9 +211,14 @@ def main() -> None:
     model = model.to(options.device)
     mean, std = (torch.tensor(part, device=options.device).view(3, 1, 1) for part in (MEAN, STD))
     others = photos_of(options.others, options.most, options.size).to(options.device)
-    shown = photos_of([options.photos], options.count, options.size).to(options.device).float() / 255
+    shown = (
+        photos_of([options.photos], options.count, options.size).to(options.device).float() / 255
+    )
     print(
-        f"{len(others)} photos to learn from\n\n| network | layer | B | dB, least | median | mean | s | steps |\n|"
+        (
+            f"{len(others)} photos to learn from\n\n| network | layer | B | dB, least | median | "
+            "mean | s | steps |\n|"
+        )
         + "---|" * 8
     )
     for layer in options.layer:
@@ -196,15 +232,24 @@ def main() -> None:
             options.step,
         )
         score = torch.cat([psnr(draw(part), part) for part in shown.split(options.batch)])
-        figures = f"{float(score.min()):.1f} | {float(score.median()):.1f} | {float(score.mean()):.2f}"
+        figures = (
+            f"{float(score.min()):.1f} | {float(score.median()):.1f} | {float(score.mean()):.2f}"
+        )
         print(
-            f"| {options.network} | {layer} | {options.batch} | {figures} | {options.seconds:.0f} | {draw.steps} |",
+            (
+                f"| {options.network} | {layer} | {options.batch} | {figures} | "
+                f"{options.seconds:.0f} | {draw.steps} |"
+            ),
             flush=True,
         )
         for number, part in enumerate(shown.split(options.batch)[: options.gradients]):
             labels = torch.arange(len(part), device=part.device)
             print(
-                f"    batch {number}: |{out_of_gradient(model, layer, part, labels, draw, options.solve)}", flush=True
+                (
+                    f"    batch {number}: "
+                    f"|{out_of_gradient(model, layer, part, labels, draw, options.solve)}"
+                ),
+                flush=True,
             )
 
 

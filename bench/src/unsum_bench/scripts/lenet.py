@@ -1,11 +1,16 @@
-"""What the federated tutorials' network (examples/lenet.py) gives away in pictures, a batch of 32 at a time.
+"""What the federated tutorials' network (examples/lenet.py) gives away in pictures, a batch of 32
+at a time.
 
-python -m unsum_bench.scripts.lenet train   --photos cifar10-train.npz --steps 300 --out trained.safetensors
-python -m unsum_bench.scripts.lenet batches --photos cifar10-test.npz --inverse lenet-inverse [--weights trained.safetensors]
-python -m unsum_bench.scripts.lenet picture --inverse lenet-inverse --out docs/images/lenet-audit.png
+python -m unsum_bench.scripts.lenet train  --photos cifar10-train.npz --steps 300 \\
+    --out trained.safetensors
+python -m unsum_bench.scripts.lenet batches --photos cifar10-test.npz --inverse lenet-inverse \\
+    [--weights trained.safetensors]
+python -m unsum_bench.scripts.lenet picture --inverse lenet-inverse \\
+    --out docs/images/lenet-audit.png
 
-`train` makes the trained network: SGD with momentum on batches of 32, as the tutorials train. `batches` audits batches of photos
-that trained nothing. `picture` audits 32 crops of the embedded photos, two of each, and draws them.
+`train` makes the trained network: SGD with momentum on batches of 32, as the tutorials train.
+`batches` audits batches of photos that trained nothing. `picture` audits 32 crops of the embedded
+photos, two of each, and draws them.
 """
 
 from __future__ import annotations
@@ -31,11 +36,15 @@ BATCH, CLASSES = 32, 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     tasks = {"train": train, "batches": batches, "picture": picture}
     parser.add_argument("task", choices=tasks)
     parser.add_argument("--photos", type=Path, help="a folder, tar or npz of photos in ten classes")
-    parser.add_argument("--weights", type=Path, help="of the trained network; by default it is untrained")
+    parser.add_argument(
+        "--weights", type=Path, help="of the trained network; by default it is untrained"
+    )
     parser.add_argument("--inverse", type=Path, help="what `unsum train-inverse --layer fc1` wrote")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--draws", type=int, default=5)
@@ -55,7 +64,9 @@ def train(options: argparse.Namespace) -> None:
     for _ in range(options.steps):
         some = torch.randint(len(photos), (BATCH,), generator=generator)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(photos.images[some] / 255), photos.labels[some]).backward()
+        nn.functional.cross_entropy(
+            model(photos.images[some] / 255), photos.labels[some]
+        ).backward()
         optimizer.step()
     save_file(model.state_dict(), options.out)
 
@@ -64,16 +75,24 @@ def batches(options: argparse.Namespace) -> None:
     """A line for each batch: samples and labels found, the certificate, PSNR, seconds."""
     model, source = network(options), open_data(options.photos)
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    print("| batch | found | labels | exact | PSNR, mean (least to largest) | seconds |\n|---|---|---|---|---|---|")
+    print(
+        "| batch | found | labels | exact | PSNR, mean (least to largest) | seconds "
+        "|\n|---|---|---|---|---|---|"
+    )
     means = []
     for seed in range(options.draws):
-        report, seconds = audited(model, client_batch(source, BATCH, image_size=32, seed=seed), options.inverse)
+        report, seconds = audited(
+            model, client_batch(source, BATCH, image_size=32, seed=seed), options.inverse
+        )
         scores = [sample.psnr for sample in report.samples]
         means.append(statistics.fmean(scores))
         found = sum(sample.feature_error < 1e-2 for sample in report.samples)
         right = sum(sample.label_correct == 1 for sample in report.samples)
         spread = f"{means[-1]:.1f} ({min(scores):.1f} to {max(scores):.1f})"
-        print(f"| {seed} | {found} | {right} | {report.leak.exact} | {spread} | {seconds:.1f} |", flush=True)
+        print(
+            f"| {seed} | {found} | {right} | {report.leak.exact} | {spread} | {seconds:.1f} |",
+            flush=True,
+        )
     print(f"\n{statistics.fmean(means):.2f} dB on average.")
 
 
@@ -81,7 +100,9 @@ def picture(options: argparse.Namespace) -> None:
     report, _ = audited(network(options), crops(), options.inverse)
     print(report.verdict.headline, f"{report.scores['psnr']:.1f} dB, exact: {report.leak.exact}")
     drawn = picture_grid(report)
-    drawn.resize((drawn.width // 2, drawn.height // 2)).quantize(256).save(options.out, optimize=True)
+    drawn.resize((drawn.width // 2, drawn.height // 2)).quantize(256).save(
+        options.out, optimize=True
+    )
 
 
 def audited(model: nn.Module, batch: Batch, inverse: Path) -> tuple[unsum.Audit, float]:
@@ -95,7 +116,9 @@ def crops() -> Batch:
     whole = embedded_batch(photo_count(), image_size=64)
     images = torch.cat([whole.images[:, :, 16:48, :32], whole.images[:, :, 16:48, 32:]])
     titles = [f"{title}, {side}" for side in ("left", "right") for title in whole.titles]
-    return Batch(images, torch.arange(BATCH) % CLASSES, titles, [f"class {c}" for c in range(CLASSES)])
+    return Batch(
+        images, torch.arange(BATCH) % CLASSES, titles, [f"class {c}" for c in range(CLASSES)]
+    )
 
 
 if __name__ == "__main__":

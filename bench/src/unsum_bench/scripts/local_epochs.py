@@ -1,11 +1,14 @@
-"""Labels after many local steps: are the counts right, and do their intervals hold the true count as often as they say?
+"""Labels after many local steps: are the counts right, and do their intervals hold the true count
+as often as they say?
 
-python -m unsum_bench.scripts.local_epochs --photos cifar.npz --draws 40 --processes 16 --json rows.json
+python -m unsum_bench.scripts.local_epochs --photos cifar.npz --draws 40 --processes 16 \\
+    --json rows.json
 python -m unsum_bench.scripts.local_epochs --read rows.json
 
-A client shuffles its photos anew in every epoch and trains by SGD; the server knows rate, momentum, epochs, the size of a batch
-and the number of photos, as federated platforms disclose them. Every draw has a network, photos and shares of its own.
-`--attack SECONDS` asks the whole attack besides, once for each setting: what it says after that time.
+A client shuffles its photos anew in every epoch and trains by SGD; the server knows rate, momentum,
+epochs, the size of a batch and the number of photos, as federated platforms disclose them. Every
+draw has a network, photos and shares of its own. `--attack SECONDS` asks the whole attack besides,
+once for each setting: what it says after that time.
 """
 
 from __future__ import annotations
@@ -79,7 +82,13 @@ def normed(classes: int) -> nn.Sequential:
 
 def table(classes: int) -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Linear(COLUMNS_OF_TABLE, 100), nn.ReLU(), nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, classes))
+        *(
+            nn.Linear(COLUMNS_OF_TABLE, 100),
+            nn.ReLU(),
+            nn.Linear(100, 50),
+            nn.ReLU(),
+            nn.Linear(50, classes),
+        )
     )
 
 
@@ -106,10 +115,32 @@ SETTINGS = (
     Epochs("Flower's quickstart, LeNet", lenet, 10, 2000, 32, 1, 0.1, 0.9),
     Epochs("the same at 0.01", lenet, 10, 2000, 32, 1, 0.01, 0.9),
     Epochs("the same at 0.01, uneven classes", lenet, 10, 2000, 32, 1, 0.01, 0.9, alpha=0.5),
-    Epochs("the same at 0.01, uneven, trained", lenet, 10, 2000, 32, 1, 0.01, 0.9, alpha=0.5, trained=200),
+    Epochs(
+        "the same at 0.01, uneven, trained",
+        lenet,
+        10,
+        2000,
+        32,
+        1,
+        0.01,
+        0.9,
+        alpha=0.5,
+        trained=200,
+    ),
     Epochs("LeNet, 5 epochs, uneven", lenet, 10, 500, 32, 5, 0.01, 0.9, alpha=0.5),
     Epochs("BatchNorm, pooled, 2 epochs, uneven", normed, 20, 400, 16, 2, 0.02, alpha=0.3),
-    Epochs("BatchNorm, pooled, trained, uneven", normed, 20, 400, 16, 2, 0.02, 0.9, alpha=0.5, trained=200),
+    Epochs(
+        "BatchNorm, pooled, trained, uneven",
+        normed,
+        20,
+        400,
+        16,
+        2,
+        0.02,
+        0.9,
+        alpha=0.5,
+        trained=200,
+    ),
     Epochs("table, 3 classes, 4 epochs", table, 3, 200, 20, 4, 0.02, alpha=1.0),
     Epochs("table, 2 classes, 10 epochs", table, 2, 500, 50, 10, 0.05, 0.9, alpha=1.0),
 )
@@ -118,13 +149,22 @@ SETTINGS = (
 @cache
 def photos(path: str) -> tuple[Tensor, Tensor]:
     held = np.load(path)
-    return torch.tensor(held["images"]).permute(0, 3, 1, 2).float() / 255, torch.tensor(held["labels"]).long()
+    return torch.tensor(held["images"]).permute(0, 3, 1, 2).float() / 255, torch.tensor(
+        held["labels"]
+    ).long()
 
 
-def draw(setting: Epochs, path: str, count: int, alpha: float, clouds: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples with labels: photos of CIFAR-100, whose classes are taken together, or clouds of points for a table."""
+def draw(
+    setting: Epochs, path: str, count: int, alpha: float, clouds: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Samples with labels: photos of CIFAR-100, whose classes are taken together, or clouds of
+    points for a table."""
     C = setting.classes
-    shares = torch.distributions.Dirichlet(torch.full((C,), alpha)).sample() if alpha else torch.full((C,), 1 / C)
+    shares = (
+        torch.distributions.Dirichlet(torch.full((C,), alpha)).sample()
+        if alpha
+        else torch.full((C,), 1 / C)
+    )
     labels = torch.multinomial(shares, count, replacement=True)
     if setting.network is table:
         return 0.5 * clouds[labels] + torch.randn(count, COLUMNS_OF_TABLE), labels
@@ -139,7 +179,9 @@ def draw(setting: Epochs, path: str, count: int, alpha: float, clouds: Tensor) -
     return images[chosen], labels
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, setting: Epochs, epochs: int, most: int = 1 << 30) -> int:
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, setting: Epochs, epochs: int, most: int = 1 << 30
+) -> int:
     """SGD in place, in an order shuffled anew in every epoch; the number of steps."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate, momentum=setting.momentum)
@@ -166,10 +208,16 @@ def play(setting: Epochs, path: str, seed: int) -> tuple[nn.Module, unsum.Update
     steps = train(local, x, y, setting, setting.epochs)
     after = dict(local.named_parameters())
     delta = {name: (after[name] - p).detach() for name, p in model.named_parameters()}
-    known = LocalTraining(setting.rate, steps, setting.batch, momentum=setting.momentum, epochs=setting.epochs)
+    known = LocalTraining(
+        setting.rate, steps, setting.batch, momentum=setting.momentum, epochs=setting.epochs
+    )
     update = unsum.Update.from_delta(delta, setting.rate, num_examples=setting.samples)
     start = {name: p.detach() for name, p in model.named_parameters()}
-    return model.train(), update.of_training(known, start), torch.bincount(y, minlength=setting.classes)
+    return (
+        model.train(),
+        update.of_training(known, start),
+        torch.bincount(y, minlength=setting.classes),
+    )
 
 
 @dataclass(frozen=True)
@@ -214,8 +262,8 @@ def mean(values: list[float]) -> float:
 
 def shown(rows: list[Row]) -> str:
     lines = [
-        "| client | steps | samples, classes | counts off by | all alike: off by | labels right | interval ± | holds the count "
-        "| sure bounds | seconds |",
+        "| client | steps | samples, classes | counts off by | all alike: off by | labels right | "
+        "interval ± | holds the count | sure bounds | seconds |",
         "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for setting in SETTINGS:
@@ -223,16 +271,27 @@ def shown(rows: list[Row]) -> str:
         here = [row for row in every if not row.refused]
         if not here:
             continue
-        figures = {name: mean([getattr(row, name) for row in here]) for name in ("error", "alike", "right", "width")}
+        figures = {
+            name: mean([getattr(row, name) for row in here])
+            for name in ("error", "alike", "right", "width")
+        }
         covered, late = mean([row.covered for row in here]), mean([row.seconds for row in here])
         lines.append(
-            f"| {setting.name} | {here[0].steps} | {setting.samples}, {setting.classes} | {figures['error']:.2g} | "
-            f"{figures['alike']:.2g} | {figures['right']:.0%} | {figures['width']:.2g} | {covered:.0%} of {len(here)} draws | "
+            f"| {setting.name} | {here[0].steps} | {setting.samples}, {setting.classes} | "
+            f"{figures['error']:.2g} | {figures['alike']:.2g} | {figures['right']:.0%} | "
+            f"{figures['width']:.2g} | {covered:.0%} of {len(here)} draws | "
             f"{sum(row.sure for row in here)} of {len(here)} | {late:.2f} |"
         )
     refused = sum(bool(row.refused) for row in rows)
     return "\n".join(
-        [*lines, "", f"{len(rows)} clients, {refused} refused. Off by and ± are samples of a class, on average."]
+        [
+            *lines,
+            "",
+            (
+                f"{len(rows)} clients, {refused} refused. Off by and ± are samples of a class, on "
+                "average."
+            ),
+        ]
     )
 
 
@@ -242,19 +301,31 @@ def whole_attack(path: str, seconds: float) -> None:
         start = time.perf_counter()
         leak = unsum.attack(model, update, time_limit=seconds)
         said = next((note for note in leak.notes if "told apart" in note), leak.notes[0])
-        print(f"{setting.name}: {time.perf_counter() - start:.1f} s, exact {leak.exact}. {said}", flush=True)
+        print(
+            f"{setting.name}: {time.perf_counter() - start:.1f} s, exact {leak.exact}. {said}",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--photos", help="CIFAR-100 as an .npz of images and labels")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=1e6, help="that all may take; what is done then is the table")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=1e6,
+        help="that all may take; what is done then is the table",
+    )
     parser.add_argument("--only", default="", help="settings whose names hold this")
     parser.add_argument("--json", type=Path, help="every row as it comes")
     parser.add_argument("--read", type=Path, help="print the table of such a file instead")
-    parser.add_argument("--attack", type=float, metavar="SECONDS", help="ask the whole attack, with this time limit")
+    parser.add_argument(
+        "--attack", type=float, metavar="SECONDS", help="ask the whole attack, with this time limit"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.read:

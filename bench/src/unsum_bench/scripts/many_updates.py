@@ -1,15 +1,17 @@
-"""Updates per second, one after the other and many at once, in one run; and the memory that many take.
+"""Updates per second, one after the other and many at once, in one run; and the memory that many
+take.
 
     python -m unsum_bench.scripts.many_updates --updates 40
     python -m unsum_bench.scripts.many_updates --device cuda --updates 200 --one-by-one 20
     python -m unsum_bench.scripts.many_updates --memory 100 1000 10000
     python -m unsum_bench.scripts.many_updates --device cuda --files 1000 10000
 
-The embedded model with 100 classes, 8 random photos a client, one gradient each. One after the other is `unsum.attack` without
-pictures, as `attack_many` does it, on the device and on one CPU thread; many are `unsum.attack_many` on one process, on a GPU
-with the algebra of many updates at once, and on as many processes as there are cores. `--files` are as many names of DISTINCT
-files in a folder, read from disk and written to SQLite. Every row is audited to the end, and all of them must be certified, or
-the ratio would compare different work.
+The embedded model with 100 classes, 8 random photos a client, one gradient each. One after the
+other is `unsum.attack` without pictures, as `attack_many` does it, on the device and on one CPU
+thread; many are `unsum.attack_many` on one process, on a GPU with the algebra of many updates at
+once, and on as many processes as there are cores. `--files` are as many names of DISTINCT files in
+a folder, read from disk and written to SQLite. Every row is audited to the end, and all of them
+must be certified, or the ratio would compare different work.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Clock(Progress):
 def together(
     model: nn.Module, updates: Iterable[unsum.Arrived], first: int, device: str = "cpu", **how: Any
 ) -> tuple[float, float]:
-    """(updates per second after the `first` ones, seconds until then): a start is paid once for all updates."""
+    """(updates per second after the `first` ones, seconds until then): a start is paid once for all
+    updates."""
     clock, start = Clock(), time.perf_counter()
     found = unsum.attack_many(model, updates, device=device, progress=clock, **how)
     states = found.counts()
@@ -93,7 +96,10 @@ def speed(options: argparse.Namespace) -> None:
     model = load_model("default", classes=CLASSES).model
     torch.set_num_threads(1)
     few = list(clients(model, options.one_by_one))
-    print("| | updates per second | over one CPU thread | over one after the other there | seconds to start |")
+    print(
+        "| | updates per second | over one CPU thread | over one after the other there | seconds "
+        "to start |"
+    )
     print("|---|--:|--:|--:|--:|", flush=True)
     base = there = 0.0
 
@@ -113,7 +119,10 @@ def speed(options: argparse.Namespace) -> None:
             say(f"many, one process, {options.device}, {chunk} at once", *rate)
     say("many, one process", *together(model, few, 1, processes=1))
     for count in options.processes:
-        say(f"many, {count} processes", *together(model, clients(model, options.updates), count, processes=count))
+        say(
+            f"many, {count} processes",
+            *together(model, clients(model, options.updates), count, processes=count),
+        )
 
 
 def memory(options: argparse.Namespace) -> None:
@@ -125,7 +134,10 @@ def memory(options: argparse.Namespace) -> None:
         processes = options.processes[-1]
         rate, ready = together(model, clients(model, count), processes, processes=processes)
         peaks = f"{megabytes(resource.RUSAGE_SELF):.0f} | {megabytes(resource.RUSAGE_CHILDREN):.0f}"
-        print(f"| {count} | {time.perf_counter() - start:.0f} | {rate:.2f} | {ready:.1f} | {peaks} |", flush=True)
+        print(
+            f"| {count} | {time.perf_counter() - start:.0f} | {rate:.2f} | {ready:.1f} | {peaks} |",
+            flush=True,
+        )
 
 
 def files(options: argparse.Namespace) -> None:
@@ -146,7 +158,11 @@ def files(options: argparse.Namespace) -> None:
             for number in range(count):
                 os.link(made[number % len(made)], names / f"client-{number:05}.safetensors")
             start = time.perf_counter()
-            how = {"results": names / "found.sqlite", "device": options.device, "at_once": options.at_once[0]}
+            how = {
+                "results": names / "found.sqlite",
+                "device": options.device,
+                "at_once": options.at_once[0],
+            }
             found = unsum.attack_many(model, in_folder(names), **how)
             seconds = time.perf_counter() - start
             assert found.counts() == {"leaks": count}, next(iter(found))
@@ -157,18 +173,31 @@ def files(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--updates", type=int, default=40, help="for several processes")
     parser.add_argument("--one-by-one", type=int, default=10, help="updates for one process")
     parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count() or 1])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[80], help="updates of one computation on the device")
-    parser.add_argument("--files", type=int, nargs="+", help="instead of speed: how many files, each in turn")
-    parser.add_argument("--memory", type=int, nargs="+", help="instead of speed: how many updates, each in turn")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        nargs="+",
+        default=[80],
+        help="updates of one computation on the device",
+    )
+    parser.add_argument(
+        "--files", type=int, nargs="+", help="instead of speed: how many files, each in turn"
+    )
+    parser.add_argument(
+        "--memory", type=int, nargs="+", help="instead of speed: how many updates, each in turn"
+    )
     options = parser.parse_args()
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {chip}, PyTorch {torch.__version__}\n"
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {chip}, PyTorch "
+        f"{torch.__version__}\n"
     )
     (files if options.files else memory if options.memory else speed)(options)
 

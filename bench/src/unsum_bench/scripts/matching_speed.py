@@ -1,15 +1,20 @@
-"""Gradient matching, side by side in one run: unsum's engine, the same mathematics written plainly, and `breaching`.
+"""Gradient matching, side by side in one run: unsum's engine, the same mathematics written plainly,
+and `breaching`.
 
-uv run --with breaching python -m unsum_bench.scripts.matching_speed                       # LeNet, 32×32, 100 classes, CPU
-python -m unsum_bench.scripts.matching_speed --model resnet18 --size 224 --batches 1 8 --device cuda --steps 200
+# LeNet, 32×32, 100 classes, CPU
+uv run --with breaching python -m unsum_bench.scripts.matching_speed
+python -m unsum_bench.scripts.matching_speed --model resnet18 --size 224 --batches 1 8 \\
+    --device cuda --steps 200
 
-A pass is one evaluation of the objective and its derivative; an L-BFGS step is up to twenty of these, so that passes are
-counted: at the model, and for unsum, which replays a recorded pass on a GPU, at its evaluator. Times are processor seconds of
-one thread on a CPU, so that other work on the machine does not count, and wall-clock seconds on a GPU; the best of the repeats
-is given. Memory is the peak of what torch's allocator held above the start; on a GPU, of what it had reserved, which a
-recording keeps, and in brackets of what it had given out. PSNR is that of the worst picture after equal steps, the median over
-repeats, each from another start; of unsum and breaching at the step of lowest loss, of the plain form at the last. Labels are
-granted to IG in all three; DLG optimizes them.
+A pass is one evaluation of the objective and its derivative; an L-BFGS step is up to twenty of
+these, so that passes are counted: at the model, and for unsum, which replays a recorded pass on a
+GPU, at its evaluator. Times are processor seconds of one thread on a CPU, so that other work on the
+machine does not count, and wall-clock seconds on a GPU; the best of the repeats is given. Memory is
+the peak of what torch's allocator held above the start; on a GPU, of what it had reserved, which a
+recording keeps, and in brackets of what it had given out. PSNR is that of the worst picture after
+equal steps, the median over repeats, each from another start; of unsum and breaching at the step of
+lowest loss, of the plain form at the last. Labels are granted to IG in all three; DLG optimizes
+them.
 """
 
 from __future__ import annotations
@@ -87,12 +92,16 @@ Attack = Callable[
 ]  # (…, passes, seed) → pictures, passes taken
 
 
-def ours_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
+def ours_ig(
+    case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int
+) -> Tensor:
     options = {"steps": passes, "total_variation": _VARIATION, "image_size": case.size}
     return _images(match(net, update, "ig", labels=labels, seed=seed, **options))
 
 
-def ours_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
+def ours_dlg(
+    case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int
+) -> Tensor:
     options = {"steps": passes // _INNER, "image_size": case.size}
     return _images(match(net, update, "dlg", batch_size=len(labels), seed=seed, **options))
 
@@ -102,11 +111,16 @@ def _images(leak: Leak) -> Tensor:
     return leak.images
 
 
-def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
+def plain_ig(
+    case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int
+) -> Tensor:
     """As anyone would write it down: autograd for everything, one small operation per tensor."""
     torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
-    parameters, sent = list(net.parameters()), [update.gradients[name] for name, _ in net.named_parameters()]
+    parameters, sent = (
+        list(net.parameters()),
+        [update.gradients[name] for name, _ in net.named_parameters()],
+    )
     optimizer = torch.optim.Adam([x], lr=0.1)
     milestones = [passes * part // 8 for part in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, 0.1)
@@ -115,7 +129,9 @@ def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes:
         loss = nn.functional.cross_entropy(net(x), labels)
         found = torch.autograd.grad(loss, parameters, create_graph=True)
         inner = sum((a * b).sum() for a, b in zip(found, sent, strict=True))
-        lengths = sum(a.square().sum() for a in found).sqrt() * sum(b.square().sum() for b in sent).sqrt()
+        lengths = (
+            sum(a.square().sum() for a in found).sqrt() * sum(b.square().sum() for b in sent).sqrt()
+        )
         across, down = x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :]
         objective = 1 - inner / lengths + _VARIATION * (across.abs().mean() + down.abs().mean())
         (x.grad,) = torch.autograd.grad(objective, [x])
@@ -126,11 +142,16 @@ def plain_ig(case: Case, net: nn.Module, labels: Tensor, update: Update, passes:
     return x.detach()
 
 
-def plain_dlg(case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int) -> Tensor:
+def plain_dlg(
+    case: Case, net: nn.Module, labels: Tensor, update: Update, passes: int, seed: int
+) -> Tensor:
     torch.manual_seed(seed)
     x = torch.randn(len(labels), 3, case.size, case.size, device=case.device, requires_grad=True)
     y = torch.randn(len(labels), case.classes, device=case.device, requires_grad=True)
-    parameters, sent = list(net.parameters()), [update.gradients[name] for name, _ in net.named_parameters()]
+    parameters, sent = (
+        list(net.parameters()),
+        [update.gradients[name] for name, _ in net.named_parameters()],
+    )
     optimizer = torch.optim.LBFGS([x, y])
 
     def closure() -> Tensor:
@@ -157,12 +178,24 @@ def breaching_attack(
     settings = breaching.get_attack_config(name, overrides=overrides)
     setup = {"dtype": torch.float, "device": torch.device(case.device)}
     metadata = _Metadata(
-        shape=(3, case.size, case.size), modality="vision", task="classification", classes=case.classes,
-        mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
+        shape=(3, case.size, case.size), modality="vision", task="classification",
+        classes=case.classes, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
     )  # fmt: skip
-    payload = {"parameters": list(net.parameters()), "buffers": list(net.buffers()), "metadata": metadata}
-    known = {"num_data_points": len(labels), "labels": None if by_lbfgs else labels, "local_hyperparams": None}
-    shared = {"gradients": [update.gradients[n] for n, _ in net.named_parameters()], "buffers": None, "metadata": known}
+    payload = {
+        "parameters": list(net.parameters()),
+        "buffers": list(net.buffers()),
+        "metadata": metadata,
+    }
+    known = {
+        "num_data_points": len(labels),
+        "labels": None if by_lbfgs else labels,
+        "local_hyperparams": None,
+    }
+    shared = {
+        "gradients": [update.gradients[n] for n, _ in net.named_parameters()],
+        "buffers": None,
+        "metadata": known,
+    }
     torch.manual_seed(seed)
     attacker = breaching.attacks.prepare_attack(net, nn.CrossEntropyLoss(), settings, setup)
     found: Tensor = attacker.reconstruct([payload], [shared], {})[0]["data"]
@@ -189,7 +222,8 @@ ATTACKS: dict[str, dict[str, Attack]] = {
 
 
 def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, str, float]:
-    """(milliseconds a pass, peak MiB above the start, PSNR of the worst picture) of one run after a short one."""
+    """(milliseconds a pass, peak MiB above the start, PSNR of the worst picture) of one run after a
+    short one."""
     net, images, labels, update = case.build()
     attack = ATTACKS[method][library]
     attack(case, net, labels, update, 2 * _INNER, 0)
@@ -207,15 +241,22 @@ def measure(case: Case, method: str, library: str, seed: int) -> tuple[float, st
         if on_gpu:
             torch.cuda.synchronize()
         seconds = clock() - start
-    peaks = (torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()) if on_gpu else (0, 0)
+    peaks = (
+        (torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()) if on_gpu else (0, 0)
+    )
     reserved, given = ((peak - before) / 2**20 for peak, before in zip(peaks, held, strict=True))
     apart = (found.nan_to_num(0.5).clamp(0, 1) - images).square().flatten(1).mean(1)
-    return seconds / len(passes) * 1000, f"{reserved:.0f} ({given:.0f})", float(-10 * apart.max().log10())
+    return (
+        seconds / len(passes) * 1000,
+        f"{reserved:.0f} ({given:.0f})",
+        float(-10 * apart.max().log10()),
+    )
 
 
 @contextmanager
 def counted(library: str, net: nn.Module) -> Iterator[list[None]]:
-    """A list with one entry per pass: through unsum's evaluator, or through the model (copies of it count, too)."""
+    """A list with one entry per pass: through unsum's evaluator, or through the model (copies of it
+    count, too)."""
     passes: list[None] = []
     if library != "unsum":
         hook = net.register_forward_pre_hook(lambda *_: passes.append(None))
@@ -239,15 +280,20 @@ def counted(library: str, net: nn.Module) -> Iterator[list[None]]:
 
 
 def peak_memory(case: Case, method: str, library: str) -> float:
-    """The peak of what torch's CPU allocator held above the start, MiB, from its own record of a short run."""
+    """The peak of what torch's CPU allocator held above the start, MiB, from its own record of a
+    short run."""
     net, _, labels, update = case.build()
     attack = ATTACKS[method][library]
     attack(case, net, labels, update, 2 * _INNER, 0)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as record:
         attack(case, net, labels, update, 6 * _INNER, 0)
     assert record.profiler is not None
     events: Any = record.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    changes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
     held = most = 0
     for _, change in changes:
         held += change
@@ -256,17 +302,25 @@ def peak_memory(case: Case, method: str, library: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="lenet", help="lenet, convnet, or a name of torchvision's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="lenet", help="lenet, convnet, or a name of torchvision's"
+    )
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--steps", type=int, default=400, help="passes of the objective in every run")
+    parser.add_argument(
+        "--steps", type=int, default=400, help="passes of the objective in every run"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", nargs="+", default=list(ATTACKS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--no-memory", action="store_true", help="on a CPU: leave out the memory, which takes another run"
+        "--no-memory",
+        action="store_true",
+        help="on a CPU: leave out the memory, which takes another run",
     )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -274,15 +328,27 @@ def main() -> None:
     if importlib.util.find_spec("breaching") is None:
         print("breaching is not installed; only the plain form is compared.")
         libraries.remove("breaching")
-    name = torch.cuda.get_device_name() if options.device != "cpu" else f"{platform.machine()}, one thread"
-    print(f"{name}, torch {torch.__version__}, {options.model} {options.size}², {options.classes} classes\n")
-    print("| attack | B | library | ms a pass | times as fast as the first | peak MiB | PSNR of the worst |")
+    name = (
+        torch.cuda.get_device_name()
+        if options.device != "cpu"
+        else f"{platform.machine()}, one thread"
+    )
+    print(
+        f"{name}, torch {torch.__version__}, {options.model} {options.size}², {options.classes} "
+        "classes\n"
+    )
+    print(
+        "| attack | B | library | ms a pass | times as fast as the first | peak MiB | PSNR of the "
+        "worst |"
+    )
     print("|---|---|---|---|---|---|---|", flush=True)
     if options.device == "cpu":
         torch.set_num_threads(1)
     for method in options.methods:
         for batch in options.batches:
-            case = Case(options.model, options.size, options.classes, batch, options.steps, options.device)
+            case = Case(
+                options.model, options.size, options.classes, batch, options.steps, options.device
+            )
             compare(case, method, libraries, options)
 
 
@@ -300,7 +366,10 @@ def compare(case: Case, method: str, libraries: list[str], options: argparse.Nam
             memory = "" if options.no_memory else f"{peak_memory(case, method, library):.1f}"
         ratio = first / milliseconds
         print(
-            f"| {method} | {case.batch} | {library} | {milliseconds:.2f} | {ratio:.2f} | {memory} | {quality:.1f} |",
+            (
+                f"| {method} | {case.batch} | {library} | {milliseconds:.2f} | {ratio:.2f} | "
+                f"{memory} | {quality:.1f} |"
+            ),
             flush=True,
         )
 

@@ -1,13 +1,15 @@
 """Labels and features under noise, found by `adaptive`, beside the ideal test between two labels.
 
-    python -m unsum_bench.scripts.noise --json noise.json                    # ten draws: an hour on one core
-    python -m unsum_bench.scripts.noise --photos FILE.npz --json more.json   # with further public photos
-    python -m unsum_bench.scripts.noise --table noise.json                   # the table of docs/results/noise.md
+    python -m unsum_bench.scripts.noise --json noise.json  # ten draws: an hour on one core
+    # with further public photos
+    python -m unsum_bench.scripts.noise --photos FILE.npz --json more.json
+    python -m unsum_bench.scripts.noise --table noise.json  # the table of docs/results/noise.md
 
-The noise is Gaussian on every entry of the head's gradient, which holds what `adaptive` reads. Photos are the embedded ones: the
-client's are the default batch, and the attacker knows others (`public`). Features' leakage is 1 − ‖f̂ − f‖²/‖m − f‖² with m the
-mean feature of the public photos, not cut off at zero. The ideal test names the better of two labels of one sample, with all else
-known, as often as Φ(‖G_A − G_B‖/2σ): no attack on the head can do better (`unsum ceiling`).
+The noise is Gaussian on every entry of the head's gradient, which holds what `adaptive` reads.
+Photos are the embedded ones: the client's are the default batch, and the attacker knows others
+(`public`). Features' leakage is 1 − ‖f̂ − f‖²/‖m − f‖² with m the mean feature of the public
+photos, not cut off at zero. The ideal test names the better of two labels of one sample, with all
+else known, as often as Φ(‖G_A − G_B‖/2σ): no attack on the head can do better (`unsum ceiling`).
 """
 
 from __future__ import annotations
@@ -31,13 +33,21 @@ from unsum.running.sharing import sharing_models
 from unsum.score.reference import public_inputs
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
-COLUMNS = {"granted": "public photos, batch size", "unknown": "public photos alone", "nothing": "batch size alone"}
+COLUMNS = {
+    "granted": "public photos, batch size",
+    "unknown": "public photos alone",
+    "nothing": "batch size alone",
+}
 CLASSES, SIZE, BATCH = 100, 128, 8
 
 
 def right(found: Tensor, true: Tensor) -> int:
     """How many labels are right, whichever sample each was found with."""
-    return int(torch.minimum(torch.bincount(found, minlength=CLASSES), torch.bincount(true, minlength=CLASSES)).sum())
+    return int(
+        torch.minimum(
+            torch.bincount(found, minlength=CLASSES), torch.bincount(true, minlength=CLASSES)
+        ).sum()
+    )
 
 
 def leakage(found: Tensor, features: Tensor, guess: Tensor) -> float:
@@ -49,8 +59,8 @@ def leakage(found: Tensor, features: Tensor, guess: Tensor) -> float:
 
 
 def two_labels(features: Tensor, sigma: float) -> float:
-    """The mean over the samples of Φ(‖G_A − G_B‖/2σ): another label changes the head's gradient by (e_A − e_B) (f, 1)ᵀ/B,
-    whichever two they are."""
+    """The mean over the samples of Φ(‖G_A − G_B‖/2σ): another label changes the head's gradient by
+    (e_A − e_B) (f, 1)ᵀ/B, whichever two they are."""
     apart = (2 * (features.square().sum(1) + 1)).sqrt() / len(features)
     return float(torch.special.ndtr(apart / (2 * sigma)).mean())
 
@@ -85,7 +95,9 @@ def measure(
                 for draw in range(draws):
                     torch.manual_seed(draw)
                     noisy = {
-                        key: value + sigma * torch.randn_like(value) if key.startswith(f"{name}.") else value
+                        key: value + sigma * torch.randn_like(value)
+                        if key.startswith(f"{name}.")
+                        else value
                         for key, value in gradients.items()
                     }
                     update = unsum.Update(noisy)
@@ -94,7 +106,10 @@ def measure(
                     if draw < feature_draws:  # what takes time
                         leak = unsum.separate(model, update, "adaptive", **known)
                         got.append(leakage(leak.features, features, guess))
-                row[kind] = [*(statistics.mean(column) for column in zip(*labels, strict=True)), statistics.mean(got)]
+                row[kind] = [
+                    *(statistics.mean(column) for column in zip(*labels, strict=True)),
+                    statistics.mean(got),
+                ]
             rows.append(row)
             print(json.dumps(row), flush=True)
     return {"public": len(public), "draws": draws, "feature_draws": feature_draws, "rows": rows}
@@ -104,7 +119,10 @@ def table(found: dict[str, Any]) -> str:
     """One line for every level; the levels in ascending order."""
     kinds = [kind for kind in COLUMNS if kind in found["rows"][0]]
     heads = [f"{COLUMNS[kind]}: labels right of 8 / named | features' leakage" for kind in kinds]
-    lines = [" | ".join(["| σ", *heads, "two labels told apart |"]), "|---" * (2 * len(kinds) + 2) + "|"]
+    lines = [
+        " | ".join(["| σ", *heads, "two labels told apart |"]),
+        "|---" * (2 * len(kinds) + 2) + "|",
+    ]
     for row in sorted(found["rows"], key=lambda row: row["sigma"]):
         cells = [f"{row[kind][0]:.1f} / {row[kind][1]:.1f} | {row[kind][2]:.3f}" for kind in kinds]
         two = f"{math.floor(1000 * row['two']) / 1000:.3f} |"
@@ -113,7 +131,9 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--feature-draws", type=int, default=10)
     parser.add_argument("--photos")
@@ -125,7 +145,9 @@ def main() -> None:
     if asked.table is not None:
         print(table(json.loads(asked.table.read_text())))
         return
-    found = measure(asked.draws, asked.feature_draws, asked.photos, tuple(asked.levels), asked.kinds)
+    found = measure(
+        asked.draws, asked.feature_draws, asked.photos, tuple(asked.levels), asked.kinds
+    )
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1))
     print(table(found))

@@ -1,6 +1,8 @@
-"""Transformers of the usual shapes in plain PyTorch, for machines without Hugging Face's library: GPT-2, Llama, BERT.
+"""Transformers of the usual shapes in plain PyTorch, for machines without Hugging Face's library:
+GPT-2, Llama, BERT.
 
-They are the published architectures layer by layer, under names of their own and with random weights.
+They are the published architectures layer by layer, under names of their own and with random
+weights.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 
 class Attention(nn.Module):
-    """Queries, keys and values in one layer (GPT-2), or in three with fewer keys than queries and rotary positions (Llama)."""
+    """Queries, keys and values in one layer (GPT-2), or in three with fewer keys than queries and
+    rotary positions (Llama)."""
 
-    def __init__(self, width: int, heads: int, *, causal: bool, rotary: bool = False, keys: int | None = None) -> None:
+    def __init__(
+        self, width: int, heads: int, *, causal: bool, rotary: bool = False, keys: int | None = None
+    ) -> None:
         super().__init__()
         self.heads, self.keys, self.causal, self.rotary = heads, keys or heads, causal, rotary
         self.size = width // heads
@@ -23,7 +28,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
         sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
-        q, k, v = (part.view(n, length, -1, self.size).transpose(1, 2) for part in self.read(x).split(sizes, 2))
+        q, k, v = (
+            part.view(n, length, -1, self.size).transpose(1, 2)
+            for part in self.read(x).split(sizes, 2)
+        )
         if self.rotary:
             q, k = turned(q), turned(k)
         k, v = (part.repeat_interleave(self.heads // self.keys, 1) for part in (k, v))
@@ -43,7 +51,10 @@ def turned(x: Tensor) -> Tensor:
 class Gated(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.gate, self.up = (
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(width, inner, bias=False),
+        )
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,12 +98,15 @@ class GPT2(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
+        self.tokens, self.positions = (
+            nn.Embedding(vocabulary, width),
+            nn.Embedding(positions, width),
+        )
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(
             Block(
-                Attention(width, heads, causal=True), _mlp(width), (nn.LayerNorm(width), nn.LayerNorm(width)),
-                first=True, dropout=dropout,
+                Attention(width, heads, causal=True), _mlp(width),
+                (nn.LayerNorm(width), nn.LayerNorm(width)), first=True, dropout=dropout,
             )
             for _ in range(layers)
         ))  # fmt: skip
@@ -103,7 +117,9 @@ class GPT2(nn.Module):
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         return self.head(self.norm(self.blocks(self.drop(x))))
 
 
@@ -137,7 +153,8 @@ class Llama(nn.Module):
 
 
 class BERT(nn.Module):
-    """Reads both sides, normalizes after each part, and classifies by its first position, or predicts masked tokens."""
+    """Reads both sides, normalizes after each part, and classifies by its first position, or
+    predicts masked tokens."""
 
     def __init__(
         self,
@@ -152,10 +169,14 @@ class BERT(nn.Module):
     ) -> None:
         super().__init__()
         self.text_task = "masked" if masked else "class"
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
+        self.tokens, self.positions = (
+            nn.Embedding(vocabulary, width),
+            nn.Embedding(positions, width),
+        )
         self.norm = nn.LayerNorm(width)
         self.blocks = nn.Sequential(*(
-            Block(Attention(width, heads, causal=False), _mlp(width), (nn.LayerNorm(width), nn.LayerNorm(width)), first=False)
+            Block(Attention(width, heads, causal=False), _mlp(width),
+            (nn.LayerNorm(width), nn.LayerNorm(width)), first=False)
             for _ in range(layers)
         ))  # fmt: skip
         self.pool = nn.Linear(width, width)
@@ -163,7 +184,9 @@ class BERT(nn.Module):
         self.apply(_small)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         x = self.blocks(self.norm(x))
         return self.head(torch.tanh(self.pool(x if self.text_task == "masked" else x[:, 0])))
 

@@ -1,4 +1,5 @@
-"""Tasks of a table on several processes, for so many minutes; what is measured is kept as it comes."""
+"""Tasks of a table on several processes, for so many minutes; what is measured is kept as it
+comes."""
 
 from __future__ import annotations
 
@@ -12,9 +13,14 @@ from typing import Any
 
 
 def rows_within(
-    measure: Callable[[Any], Any], tasks: Sequence[Any], processes: int, minutes: float, kept: Path | None
+    measure: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    processes: int,
+    minutes: float,
+    kept: Path | None,
 ) -> list[Any]:
-    """The rows (dataclasses) that were measured in that time, in the order in which they came; a file holds them, too."""
+    """The rows (dataclasses) that were measured in that time, in the order in which they came; a
+    file holds them, too."""
     rows, end = [], time.monotonic() + 60 * minutes
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         answers = pool.imap_unordered(measure, tasks)

@@ -1,21 +1,21 @@
-"""Tables of `unsum bench` on a machine that has PyTorch and little else: the cells asked for, into a store.
+"""Tables of `unsum bench` on a machine that has PyTorch and little else: the cells asked for, into
+a store.
 
-    python -m unsum_bench.scripts.rgla_tables rgla-8 rgla-10 --device cuda --data imagenet-samples-224.tar \
-        --cifar cifar100-test-5k.npz \
-        --weights resnet50-v1-imagenet.fp16.safetensors --inverse inverse.safetensors --alexnet alexnet-features.safetensors \
-        --minutes 9 --store part-1.sqlite
+    python -m unsum_bench.scripts.rgla_tables rgla-8 rgla-10 --device cuda \\
+        --data imagenet-samples-224.tar --cifar cifar100-test-5k.npz \\
+        --weights resnet50-v1-imagenet.fp16.safetensors --inverse inverse.safetensors \\
+        --alexnet alexnet-features.safetensors --minutes 9 --store part-1.sqlite
 
-    python -m unsum_bench.scripts.rgla_tables soft-noise soft-success --data imagenet-samples-224.tar \
-        --known paper.sqlite --threads 8
+    python -m unsum_bench.scripts.rgla_tables soft-noise soft-success \\
+        --data imagenet-samples-224.tar --known paper.sqlite --threads 8
 
-The same cells, keys and store as `unsum bench run`, which needs the command line's libraries; LPIPS with AlexNet from a file.
-Stores of several processes are joined by `unsum bench merge`. One line a cell is printed as it is measured.
+The same cells, keys and store as `unsum bench run`, which needs the command line's libraries; LPIPS
+with AlexNet from a file. Stores of several processes are joined by `unsum bench merge`. One line a
+cell is printed as it is measured.
 
-    python -m unsum_bench.scripts.rgla_tables rgla-10 --attack exact --batch 256 --data imagenet-samples-224.tar \
-        --weights resnet50-v1-imagenet.fp16.safetensors --known paper.sqlite --option exact:time_limit=120 --lines exact-256.jsonl
-
-With `--lines` the figures of every single batch go into a file as soon as they are there, and nothing into a store: for cells
-that take longer than a machine is to be had. The same command goes on after the batches that the file has.
+    python -m unsum_bench.scripts.rgla_tables rgla-10 --attack exact --batch 256 \\
+        --data imagenet-samples-224.tar --weights resnet50-v1-imagenet.fp16.safetensors \\
+        --known paper.sqlite --option exact:time_limit=120 --lines exact-256.jsonl
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def main() -> None:
         *(options.data, options.weights, options.inverse, tuple(map(parse_option, options.option))),
         *(options.device, options.threads, options.cifar),
     )
-    cells = of_attacks(cells_of_all(chosen(options.tables), options.size), options.attack, options.without)
+    cells = of_attacks(
+        cells_of_all(chosen(options.tables), options.size), options.attack, options.without
+    )
     if options.network:
         cells = [cell for cell in cells if cell.network.name in options.network]
     if options.batch:
@@ -79,7 +81,9 @@ def main() -> None:
         for cell in cells:
             write_lines(cell, material, options.lines, end)
         return
-    command = " ".join(["python", *(word if "/" not in word else Path(word).name for word in sys.argv)])
+    command = " ".join(
+        ["python", *(word if "/" not in word else Path(word).name for word in sys.argv)]
+    )
     with _opened(options.store) as store:
         known = store.declarations("measured")
         missing = [cell for cell in cells if declaration_of(cell) not in known]
@@ -95,16 +99,20 @@ def main() -> None:
 
 
 def provide_alexnet(features: Path) -> None:
-    """LPIPS takes AlexNet from torch.hub's folder; only its convolutions count, so a file of those will do."""
+    """LPIPS takes AlexNet from torch.hub's folder; only its convolutions count, so a file of those
+    will do."""
     torch.hub.set_dir(tempfile.mkdtemp())
     network = torchvision.models.alexnet(weights=None)
-    network.features.load_state_dict({name.removeprefix("features."): w for name, w in load_file(features).items()})
+    network.features.load_state_dict(
+        {name.removeprefix("features."): w for name, w in load_file(features).items()}
+    )
     weights_file().parent.mkdir(parents=True)
     torch.save(network.state_dict(), weights_file())
 
 
 def write_lines(cell: Cell, material: Material, path: Path, end: float) -> None:
-    """One JSON object a batch, with the attack's own seconds, after those that the file has; none is begun after `end`."""
+    """One JSON object a batch, with the attack's own seconds, after those that the file has; none
+    is begun after `end`."""
     torch.set_num_threads(material.threads)
     earlier = path.read_text("utf-8").splitlines() if path.exists() else []
     first = sum(json.loads(line)["cell"] == str(cell) for line in earlier)
@@ -122,7 +130,8 @@ def write_lines(cell: Cell, material: Material, path: Path, end: float) -> None:
 
 
 def _opened(path: str) -> Store:
-    """The store; of several processes that begin at once, one makes it and the others find it made a moment later."""
+    """The store; of several processes that begin at once, one makes it and the others find it made
+    a moment later."""
     try:
         return Store(path)
     except UnsumError:
@@ -138,30 +147,46 @@ def _shown(outcome: Outcome) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="+")
     parser.add_argument("--size", choices=["smoke", "small", "paper"], default="paper")
     for name, text in (
         ("data", "photos: a folder, tar or npz"),
         ("cifar", "photos of CIFAR-100"),
         ("weights", "ResNet-50 version 1"),
-        ("inverse", "an inverse of `unsum train-inverse` for that network; without it there are no pictures"),
+        (
+            "inverse",
+            (
+                "an inverse of `unsum train-inverse` for that network; without it there are no "
+                "pictures"
+            ),
+        ),
     ):
         parser.add_argument(f"--{name}", help=text)
     parser.add_argument("--alexnet", type=Path, help="AlexNet's convolutions, for LPIPS")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--attack", nargs="*", default=[], help="only the cells of these attacks")
-    parser.add_argument("--without", nargs="*", default=[], help="all but the cells of these attacks")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="all but the cells of these attacks"
+    )
     parser.add_argument("--network", nargs="*", default=[], help="only the cells of these networks")
-    parser.add_argument("--batch", type=int, nargs="*", default=[], help="only the cells of these batch sizes")
-    parser.add_argument("--option", nargs="*", default=[], help="ATTACK:KEY=VALUE, such as exact:time_limit=120")
+    parser.add_argument(
+        "--batch", type=int, nargs="*", default=[], help="only the cells of these batch sizes"
+    )
+    parser.add_argument(
+        "--option", nargs="*", default=[], help="ATTACK:KEY=VALUE, such as exact:time_limit=120"
+    )
     parser.add_argument("--known", help="a store whose measured cells are left out")
     parser.add_argument("--draws", action="store_true", help="only cells of many batches")
     parser.add_argument("--share", default="1/1", help="the I-th of N shares, I/N")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no cell after this time")
     parser.add_argument("--store", default="rgla-tables.sqlite")
-    parser.add_argument("--lines", type=Path, help="one JSON line for every batch into this file, and no store")
+    parser.add_argument(
+        "--lines", type=Path, help="one JSON line for every batch into this file, and no store"
+    )
     return parser.parse_args()
 
 

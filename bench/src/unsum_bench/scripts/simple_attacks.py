@@ -1,7 +1,8 @@
-"""Attacks that anyone would try, for `greens.py`: each reads an update in a few lines, or by one call of one method.
+"""Attacks that anyone would try, for `greens.py`: each reads an update in a few lines, or by one
+call of one method.
 
-An attack is given the model, the update and what the audit was granted; matching is granted the labels besides. Its answer is
-scored here, in the unit of the audit.
+An attack is given the model, the update and what the audit was granted; matching is granted the
+labels besides. Its answer is scored here, in the unit of the audit.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ from unsum.running.deadline import time_limit
 from unsum.score.labels import LabelsRead
 from unsum.score.pictures import picture_cosine
 
-# [1] share of a label set or of an embedding's rows, beyond a guess, that contradicts a report without it. Chosen by: what
-# the report itself calls given away
+# [1] share of a label set or of an embedding's rows, beyond a guess, that contradicts a report
+# without it. Chosen by: what the report itself calls given away
 MOST = 0.5
-# [1] leakage of features from which a method contradicts. Chosen by: the gate's level and half as much, so that no noise decides
+# [1] leakage of features from which a method contradicts. Chosen by: the gate's level and half as
+# much, so that no noise decides
 CLEARLY = 1.5 * DEFAULT_LEVEL
 # [s] for one method. Chosen by: arbitrary budget, five times what most take
 SECONDS = 5.0
-# [deviations] of the bulk, from which a row of an embedding is taken for one that was asked for. Chosen by: arbitrary, no
-# normal number of 10 000 lies there
+# [deviations] of the bulk, from which a row of an embedding is taken for one that was asked for.
+# Chosen by: arbitrary, no normal number of 10 000 lies there
 FAR = 5.0
-# Of gradient matching, with the labels granted. Chosen by: what a person who has three tries would type
+# Of gradient matching, with the labels granted. Chosen by: what a person who has three tries would
+# type
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ig, masked": ("ig", {"steps": 400, "masked": True}),
     "ig, slowly": ("ig", {"steps": 800, "total_variation": 1e-3}),
@@ -56,7 +59,8 @@ ALONE = (
     "cocktail",
     "rgla-newton",
 )  # separators that are given the update
-WITH_LABELS = ("exact", "adaptive", "fgla", "crowded", "rgla-newton")  # and those that are given labels of a rule
+# and those that are given labels of a rule
+WITH_LABELS = ("exact", "adaptive", "fgla", "crowded", "rgla-newton")
 _OWN = ("row sums", "photo template")  # label rules of this file
 
 
@@ -84,7 +88,8 @@ class Target:
         return len(self.labels) if self.size_known else None
 
     def named(self, found: Tensor) -> float:
-        """The share of the labels that `found` (n,) names, beyond a guess; 0 where they do not count as given away."""
+        """The share of the labels that `found` (n,) names, beyond a guess; 0 where they do not
+        count as given away."""
         rows, true = (nn.functional.one_hot(y, self.classes).double() for y in (found, self.labels))
         read = LabelsRead.of(rows, true)
         return read.share if read.given_away else 0.0
@@ -92,7 +97,9 @@ class Target:
     def share(self, update: unsum.Update, leak: Leak) -> float:
         """The most that an answer has of one sample."""
         sent = Sent(self.model, self.images, self.labels, update, train=True, seed=self.seed)
-        return max((share.most for share in shares_of(sent, leak) if share.most == share.most), default=0.0)
+        return max(
+            (share.most for share in shares_of(sent, leak) if share.most == share.most), default=0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,10 @@ class Simple:
 
 
 def attacks(target: Target, audit: Audit, *, samples: bool) -> Iterator[Simple]:
-    """Those that could contradict this audit; `samples`: also of what its gate says, that no sample leaks."""
-    rules = [*(entry.name for entry in LABEL_RULES if entry.name != "llg+"), *_OWN]  # that one wants labeled photos
+    """Those that could contradict this audit; `samples`: also of what its gate says, that no sample
+    leaks."""
+    # that one wants labeled photos
+    rules = [*(entry.name for entry in LABEL_RULES if entry.name != "llg+"), *_OWN]
     if audit.labels is None or not audit.labels.given_away:
         yield from (Simple(f"labels by {rule}", MOST, partial(by_rule, rule)) for rule in rules)
     if not any(named.given_away for named in audit.occurred):
@@ -118,7 +127,9 @@ def attacks(target: Target, audit: Audit, *, samples: bool) -> Iterator[Simple]:
     for rule in rules:
         yield Simple(f"rows, labels by {rule}", CLEARLY, partial(by_label_rows, rule))
         for method in WITH_LABELS:
-            yield Simple(f"{method}, labels by {rule}", CLEARLY, partial(by_method, method, rule=rule))
+            yield Simple(
+                f"{method}, labels by {rule}", CLEARLY, partial(by_method, method, rule=rule)
+            )
     if target.images.ndim == 4 and target.images.shape[-1] == 16 and len(target.images) <= 2:
         yield from (Simple(name, ALIKE, partial(by_matching, name)) for name in SETTINGS)
 
@@ -132,7 +143,9 @@ def labels_by(rule: str, target: Target, update: unsum.Update) -> Tensor:
 def _labels(rule: str, target: Target, update: unsum.Update) -> Tensor:
     if rule not in _OWN:
         with suppress(UnsumError), time_limit(SECONDS):
-            return unsum.labels(target.model, update, rule, batch_size=target.size, seed=target.seed)
+            return unsum.labels(
+                target.model, update, rule, batch_size=target.size, seed=target.seed
+            )
         return torch.zeros(0, dtype=torch.long)
     rows = Head.of(target.model, update).grad_W.double()
     scores = rows.sum(1) if rule == "row sums" else rows @ typical_features(target).double()
@@ -140,7 +153,8 @@ def _labels(rule: str, target: Target, update: unsum.Update) -> Tensor:
 
 
 def typical_features(target: Target) -> Tensor:
-    """(H,) the mean feature of public photos, which are not the client's; of random codes where samples are no photos."""
+    """(H,) the mean feature of public photos, which are not the client's; of random codes where
+    samples are no photos."""
     torch.manual_seed(target.seed + 7)
     if target.images.ndim == 4:
         public = embedded_batch(16, image_size=target.images.shape[-1]).images
@@ -148,7 +162,9 @@ def typical_features(target: Target) -> Tensor:
         public = public[~own]
         public = public if len(public) > 1 else torch.rand(16, *target.images.shape[1:])
     else:
-        public = target.images[torch.randint(len(target.images), (64, 1)), torch.arange(target.images.shape[1])]
+        public = target.images[
+            torch.randint(len(target.images), (64, 1)), torch.arange(target.images.shape[1])
+        ]
         public = torch.stack([column[torch.randperm(64)] for column in public.T], 1)
     mean: Tensor = collect_features(target.model, public).mean(0)
     return mean
@@ -168,11 +184,15 @@ def by_method(method: str, target: Target, update: unsum.Update, *, rule: str = 
     def share() -> float:
         try:
             with time_limit(SECONDS):
-                return target.share(update, unsum.separate(target.model, update, method, seed=target.seed, **given))
+                return target.share(
+                    update, unsum.separate(target.model, update, method, seed=target.seed, **given)
+                )
         except (UnsumError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             return 0.0
 
-    return float(target.once(share, method, None if labels is None else tuple(labels.tolist()), id(update)))
+    return float(
+        target.once(share, method, None if labels is None else tuple(labels.tolist()), id(update))
+    )
 
 
 def by_label_rows(rule: str, target: Target, update: unsum.Update) -> float:
@@ -182,7 +202,9 @@ def by_label_rows(rule: str, target: Target, update: unsum.Update) -> float:
         return 0.0
     rows = nn.functional.one_hot(labels, target.classes).double()
     features = -Head.of(target.model, update).grad_W[labels].double()
-    leak = Leak("rows", rows, rows, features, float("nan"), float("nan"), exact=False, knowledge=Knowledge())
+    leak = Leak(
+        "rows", rows, rows, features, float("nan"), float("nan"), exact=False, knowledge=Knowledge()
+    )
     return target.share(update, leak)
 
 
@@ -207,7 +229,8 @@ def by_ratio(target: Target, update: unsum.Update) -> float:
 
 
 def by_embeddings(target: Target, update: unsum.Update) -> float:
-    """The largest share of an embedding's rows in question, beyond a guess, among those that are not zero or stand out."""
+    """The largest share of an embedding's rows in question, beyond a guess, among those that are
+    not zero or stand out."""
     most = 0.0
     for name, layer in target.model.named_modules():
         if isinstance(layer, nn.Embedding):
@@ -220,7 +243,10 @@ def by_embeddings(target: Target, update: unsum.Update) -> float:
             for found in (lengths > 0, lengths > middle + FAR * spread):
                 rows = set(found.nonzero()[:, 0].tolist())
                 guess = len(true) / layer.num_embeddings
-                most = max(most, (len(rows & true) - guess * len(rows)) / max(len(true) * (1 - guess), 1e-9))
+                most = max(
+                    most,
+                    (len(rows & true) - guess * len(rows)) / max(len(true) * (1 - guess), 1e-9),
+                )
     return most
 
 
@@ -229,7 +255,12 @@ def by_matching(setting: str, target: Target, update: unsum.Update) -> float:
     method, options = SETTINGS[setting]
     try:
         leak = match(
-            target.model, update, method, labels=target.labels, image_size=tuple(target.images.shape[1:]), **options
+            target.model,
+            update,
+            method,
+            labels=target.labels,
+            image_size=tuple(target.images.shape[1:]),
+            **options,
         )
     except UnsumError:
         return 0.0

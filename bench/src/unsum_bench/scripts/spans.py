@@ -1,18 +1,27 @@
-"""Samples out of two dense layers: how many, how exactly, how fast. One table per word on the command line.
+"""Samples out of two dense layers: how many, how exactly, how fast. One table per word on the
+command line.
 
-python -m unsum_bench.scripts.spans sizes  --photos cifar.npz       # widths 256 and 512, B up to 0.44 of the width
-python -m unsum_bench.scripts.spans map    --photos cifar.npz       # share of samples found over B / width and depth
-python -m unsum_bench.scripts.spans kinds  --photos cifar.npz       # activations, classes, labels, losses, precisions
-python -m unsum_bench.scripts.spans lenet  --photos cifar.npz       # the federated tutorials' network, untrained and trained
-python -m unsum_bench.scripts.spans tables                          # networks for tables, fewer columns than samples
-python -m unsum_bench.scripts.spans steps  --photos cifar.npz       # local training unrolled, the number of steps not told
-python -m unsum_bench.scripts.spans vgg                             # VGG-16's dense part: time and memory
-python -m unsum_bench.scripts.spans dropout --photos cifar.npz      # dropout that is on, and AlexNet's dense part with it
-python -m unsum_bench.scripts.spans spear  --photos cifar.npz       # networks as wide and deep as SPEAR's
-python -m unsum_bench.scripts.spans gpu    --device cuda            # widths up to 2048 on a GPU, and where the time goes
+# widths 256 and 512, B up to 0.44 of the width
+python -m unsum_bench.scripts.spans sizes --photos cifar.npz
+# share of samples found over B / width and depth
+python -m unsum_bench.scripts.spans map  --photos cifar.npz
+# activations, classes, labels, losses, precisions
+python -m unsum_bench.scripts.spans kinds --photos cifar.npz
+# the federated tutorials' network, untrained and trained
+python -m unsum_bench.scripts.spans lenet --photos cifar.npz
+python -m unsum_bench.scripts.spans tables  # networks for tables, fewer columns than samples
+# local training unrolled, the number of steps not told
+python -m unsum_bench.scripts.spans steps --photos cifar.npz
+python -m unsum_bench.scripts.spans vgg  # VGG-16's dense part: time and memory
+# dropout that is on, and AlexNet's dense part with it
+python -m unsum_bench.scripts.spans dropout --photos cifar.npz
+# networks as wide and deep as SPEAR's
+python -m unsum_bench.scripts.spans spear --photos cifar.npz
+# widths up to 2048 on a GPU, and where the time goes
+python -m unsum_bench.scripts.spans gpu  --device cuda
 
-Photos are an npz with `images` (N, 32, 32, 3) and `labels`; `gpu` takes crops of the embedded photos where none are given. A
-sample counts as found when what the first of the two layers read
+Photos are an npz with `images` (N, 32, 32, 3) and `labels`; `gpu` takes crops of the embedded
+photos where none are given. A sample counts as found when what the first of the two layers read
 came back to within 1 %; `made up` counts answers that are more than 1 % away from every true one.
 """
 
@@ -40,8 +49,8 @@ from unsum.spans import method, search
 
 CLOSE = 1e-2
 ACTIVATIONS = {
-    "ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "GELU": nn.GELU, "SiLU": nn.SiLU, "ELU": nn.ELU, "Tanh": nn.Tanh,
-    "Sigmoid": nn.Sigmoid,
+    "ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "GELU": nn.GELU, "SiLU": nn.SiLU, "ELU": nn.ELU,
+    "Tanh": nn.Tanh, "Sigmoid": nn.Sigmoid,
 }  # fmt: skip
 
 
@@ -62,8 +71,8 @@ class Row:
             return f"| 0 of {self.samples} | | {self.made_up} | | no | {self.seconds:.1f} |"
         sure = "yes" if self.exact else "no"
         return (
-            f"| {self.found} of {self.samples} | {self.labels} | {self.made_up} | {self.worst:.0e} | {sure} "
-            f"| {self.seconds:.1f} |"
+            f"| {self.found} of {self.samples} | {self.labels} | {self.made_up} | {self.worst:.0e} "
+            f"| {sure} | {self.seconds:.1f} |"
         )
 
 
@@ -71,7 +80,9 @@ HEADER = "found | labels | made up | largest error | exact | CPU seconds |\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     tables = {
         "sizes": sizes,
         "map": reach,
@@ -88,7 +99,9 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, help="an npz of photos of 32²")
     parser.add_argument("--batches", type=int, nargs="+", help="instead of the table's own")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds for all rows of `gpu` together")
+    parser.add_argument(
+        "--time-limit", type=float, default=150.0, help="seconds for all rows of `gpu` together"
+    )
     options = parser.parse_args()
     if options.photos is None and options.table not in ("tables", "vgg", "gpu"):
         parser.error(f"{options.table} needs --photos FILE.npz")
@@ -97,7 +110,9 @@ def main() -> None:
         print(line, flush=True)
 
 
-def photos(options: argparse.Namespace, B: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def photos(
+    options: argparse.Namespace, B: int, classes: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """(B, 3, 32, 32) in [−1, 1] as the tutorials scale them, and labels (B,) below `classes`."""
     if options.photos is None:
         return crops(B, classes, seed)
@@ -108,7 +123,8 @@ def photos(options: argparse.Namespace, B: int, classes: int, seed: int = 0) -> 
 
 
 def crops(B: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Squares of any size out of the embedded photos, as (B, 3, 32, 32) in [−1, 1], with random labels."""
+    """Squares of any size out of the embedded photos, as (B, 3, 32, 32) in [−1, 1], with random
+    labels."""
     generator = torch.Generator().manual_seed(seed)
     whole = embedded_batch(photo_count(), image_size=256).images * 2 - 1
     squares = []
@@ -131,8 +147,9 @@ def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU, seed: int = 0) -> n
 def lenet(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
+        nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
 
 
@@ -166,7 +183,9 @@ def attacked(
     if leak.batch_size == 0:
         return Row(0, 0, 0, len(x), float("inf"), False, seconds)
     name, found = next(iter(leak.inner.items()))
-    true = (read_by(model, name, x) if by_step is None else read_in_steps(model, name, x, y, *by_step)).double()
+    true = (
+        read_by(model, name, x) if by_step is None else read_in_steps(model, name, x, y, *by_step)
+    ).double()
     true = x.flatten(1).double() if dropped else true
     apart = torch.cdist(true, found.double()) / true.norm(dim=1, keepdim=True)
     errors, partners = apart.min(1)
@@ -180,14 +199,21 @@ def attacked(
 def read_by(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """(B, n) what a layer reads."""
     seen: list[Tensor] = []
-    with torch.no_grad(), model.get_submodule(name).register_forward_hook(lambda _m, read, _o: seen.append(read[0])):
+    with (
+        torch.no_grad(),
+        model.get_submodule(name).register_forward_hook(lambda _m, read, _o: seen.append(read[0])),
+    ):
         model(x)
     return seen[0].flatten(1)
 
 
 def sizes(options: argparse.Namespace) -> Iterator[str]:
     yield "| network | B | " + HEADER + "|---|---|---|---|---|---|---|---|"
-    usual = {(256, 256): (8, 16, 32, 64, 80, 96, 112), (512, 512): (64, 128), (256, 256, 256): (120, 128)}
+    usual = {
+        (256, 256): (8, 16, 32, 64, 80, 96, 112),
+        (512, 512): (64, 128),
+        (256, 256, 256): (120, 128),
+    }
     for hidden, batches in usual.items():
         for B in options.batches or batches:
             x, y = photos(options, B, 10)
@@ -226,8 +252,9 @@ def kinds(options: argparse.Namespace) -> Iterator[str]:
     model = mlp(3072, 256, 256, 10)
     update = unsum.capture(model, x, y)
     for name, defense in (
-        ("clipped to 0.1", unsum.defend.Clip(0.1)), ("float16", unsum.defend.Float16()), ("bfloat16", unsum.defend.BFloat16()),
-        ("noise of 1e-6", unsum.defend.Noise(1e-6)), ("noise of 1e-4", unsum.defend.Noise(1e-4)),
+        ("clipped to 0.1", unsum.defend.Clip(0.1)), ("float16", unsum.defend.Float16()),
+        ("bfloat16", unsum.defend.BFloat16()), ("noise of 1e-6", unsum.defend.Noise(1e-6)),
+        ("noise of 1e-4", unsum.defend.Noise(1e-4)),
     ):  # fmt: skip
         yield f"| {name} {attacked(model, x, y, defense(update), batch_size=32, time_limit=60)}"
 
@@ -244,7 +271,8 @@ def lenets(options: argparse.Namespace) -> Iterator[str]:
 
 
 def unrolled(options: argparse.Namespace) -> Iterator[str]:
-    """The number of steps is not told; that of all samples is, with the rate and, where there is one, the momentum."""
+    """The number of steps is not told; that of all samples is, with the rate and, where there is
+    one, the momentum."""
     yield "| network | steps × samples | rate | " + HEADER + "|---|---|---|---|---|---|---|---|---|"
     pool = photos(options, 4000, 10, seed=1)
     networks = {
@@ -253,24 +281,33 @@ def unrolled(options: argparse.Namespace) -> Iterator[str]:
         "LeNet, 300 steps trained": lambda: trained(lenet(), *pool, 300),
     }
     for name, steps, B, rate, momentum, epochs in (
-        ("3072-256-256-10", 4, 8, 0.05, 0.0, 1), ("3072-256-256-10", 8, 8, 0.1, 0.0, 1), ("3072-256-256-10", 8, 8, 0.01, 0.0, 1),
-        ("3072-256-256-10", 16, 4, 0.05, 0.0, 1), ("3072-256-256-10", 16, 4, 0.01, 0.0, 1),
-        ("3072-256-256-10", 8, 4, 0.05, 0.9, 1), ("3072-256-256-10", 4, 8, 0.05, 0.0, 2),
-        ("LeNet, untrained", 4, 8, 0.1, 0.0, 1), ("LeNet, 300 steps trained", 4, 8, 0.1, 0.0, 1),
-        ("LeNet, 300 steps trained", 4, 8, 0.01, 0.0, 1), ("LeNet, 300 steps trained", 4, 8, 0.01, 0.9, 1),
+        ("3072-256-256-10", 4, 8, 0.05, 0.0, 1), ("3072-256-256-10", 8, 8, 0.1, 0.0, 1),
+        ("3072-256-256-10", 8, 8, 0.01, 0.0, 1), ("3072-256-256-10", 16, 4, 0.05, 0.0, 1),
+        ("3072-256-256-10", 16, 4, 0.01, 0.0, 1), ("3072-256-256-10", 8, 4, 0.05, 0.9, 1),
+        ("3072-256-256-10", 4, 8, 0.05, 0.0, 2), ("LeNet, untrained", 4, 8, 0.1, 0.0, 1),
+        ("LeNet, 300 steps trained", 4, 8, 0.1, 0.0, 1),
+        ("LeNet, 300 steps trained", 4, 8, 0.01, 0.0, 1),
+        ("LeNet, 300 steps trained", 4, 8, 0.01, 0.9, 1),
     ):  # fmt: skip
         model = networks[name]()
         x, y = photos(options, steps * B, 10)
-        known = unsum.capture_local(model, x, y, learning_rate=rate, batch_size=B, momentum=momentum, epochs=epochs)
+        known = unsum.capture_local(
+            model, x, y, learning_rate=rate, batch_size=B, momentum=momentum, epochs=epochs
+        )
         training = unsum.LocalTraining(learning_rate=rate, momentum=momentum)
         update = known.of_training(training, dict(model.named_parameters()))
-        row = attacked(model, x, y, update, by_step=(B, rate, momentum), batch_size=steps * B, time_limit=300)
+        row = attacked(
+            model, x, y, update, by_step=(B, rate, momentum), batch_size=steps * B, time_limit=300
+        )
         told = f", momentum {momentum}" if momentum else f", {epochs} epochs" if epochs > 1 else ""
         yield f"| {name} | {steps} × {B}{told} | {rate} {row}"
 
 
-def read_in_steps(model: nn.Module, name: str, x: Tensor, y: Tensor, B: int, rate: float, momentum: float) -> Tensor:
-    """(N, n) what a layer reads in the step that sees a sample first: the layers below it are trained, too."""
+def read_in_steps(
+    model: nn.Module, name: str, x: Tensor, y: Tensor, B: int, rate: float, momentum: float
+) -> Tensor:
+    """(N, n) what a layer reads in the step that sees a sample first: the layers below it are
+    trained, too."""
     trained_so_far, read = copy.deepcopy(model), []
     optimizer = torch.optim.SGD(trained_so_far.parameters(), rate, momentum=momentum)
     for some, labels in zip(x.split(B), y.split(B), strict=True):
@@ -294,9 +331,18 @@ def rows_of_tables(options: argparse.Namespace) -> Iterator[str]:
 
 
 def dropout(options: argparse.Namespace) -> Iterator[str]:
-    """Masks are the client's; a sample counts as found when what the first layer read, dropped or not, came back."""
-    yield "| network, dropout after every hidden layer | p | B | " + HEADER + "|---|---|---|---|---|---|---|---|---|"
-    for width, p, batches in ((256, 0.1, (16, 32, 64)), (256, 0.5, (16, 32, 40, 48)), (512, 0.5, (64,))):
+    """Masks are the client's; a sample counts as found when what the first layer read, dropped or
+    not, came back."""
+    yield (
+        "| network, dropout after every hidden layer | p | B | "
+        + HEADER
+        + "|---|---|---|---|---|---|---|---|---|"
+    )
+    for width, p, batches in (
+        (256, 0.1, (16, 32, 64)),
+        (256, 0.5, (16, 32, 40, 48)),
+        (512, 0.5, (64,)),
+    ):
         for B in options.batches or batches:
             x, y = photos(options, B, 10)
             torch.manual_seed(0)
@@ -309,7 +355,9 @@ def dropout(options: argparse.Namespace) -> Iterator[str]:
                 nn.Dropout(p),
             ]
             model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
-            row = attacked(model, x, y, unsum.capture(model, x, y), dropped=True, batch_size=B, time_limit=60)
+            row = attacked(
+                model, x, y, unsum.capture(model, x, y), dropped=True, batch_size=B, time_limit=60
+            )
             yield f"| 3072-{width}-{width}-10 | {p} | {B} {row}"
     for B in options.batches or (16,):
         model = torchvision.models.alexnet().classifier
@@ -319,7 +367,10 @@ def dropout(options: argparse.Namespace) -> Iterator[str]:
         update = unsum.capture(model, x, y)
         torch.manual_seed(1)
         row = attacked(model, nn.functional.dropout(x, 0.5), y, update, dropped=True, batch_size=B)
-        yield f"| AlexNet's dense part, 9216-4096-4096-1000, dropout before each hidden layer | 0.5 | {B} {row}"
+        yield (
+            "| AlexNet's dense part, 9216-4096-4096-1000, dropout before each hidden layer | 0.5 | "
+            f"{B} {row}"
+        )
 
 
 def spear(options: argparse.Namespace) -> Iterator[str]:
@@ -334,7 +385,8 @@ def spear(options: argparse.Namespace) -> Iterator[str]:
 
 
 def gpu(options: argparse.Namespace) -> Iterator[str]:
-    """Wall seconds, after a small network that wakes the device up; a line below each row says where they went."""
+    """Wall seconds, after a small network that wakes the device up; a line below each row says
+    where they went."""
     end = time.perf_counter() + options.time_limit
     model = mlp(3072, 64, 64, 10).to(options.device)
     x, y = (part.to(options.device) for part in photos(options, 16, 10))
@@ -353,7 +405,11 @@ def gpu(options: argparse.Namespace) -> Iterator[str]:
             row = attacked(model, x, y, update, batch_size=B, time_limit=left)
             row = replace(row, seconds=time.perf_counter() - start)
         yield f"| 3072-{width}-{width}-10 | {B} {row}"
-        yield "<!-- " + ", ".join(f"{name} {seconds:.2f} s in {n}" for name, (n, seconds) in spent.items()) + " -->"
+        yield (
+            "<!-- "
+            + ", ".join(f"{name} {seconds:.2f} s in {n}" for name, (n, seconds) in spent.items())
+            + " -->"
+        )
 
 
 @contextmanager
@@ -363,7 +419,10 @@ def phases(device: str) -> Iterator[dict[str, tuple[int, float]]]:
     plain = {
         (module, name): getattr(module, name)
         for module, names in (
-            (method, ("choose_pair", "search", "deflate", "refined", "_polished", "_settled", "judge")),
+            (
+                method,
+                ("choose_pair", "search", "deflate", "refined", "_polished", "_settled", "judge"),
+            ),
             (search, ("reflected", "descend", "predicted_errors")),
         )
         for name in names
@@ -402,7 +461,10 @@ def vgg(options: argparse.Namespace) -> Iterator[str]:
         row = attacked(model, x, y, update, batch_size=B)
         taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
         size = sum(g.numel() * g.element_size() for g in update.gradients.values()) / 2**30
-        yield f"| B = {B}: {taken:.1f} GB more than before the attack, the gradient takes {size:.1f} GB {row}"
+        yield (
+            f"| B = {B}: {taken:.1f} GB more than before the attack, the gradient takes {size:.1f} "
+            f"GB {row}"
+        )
 
 
 if __name__ == "__main__":

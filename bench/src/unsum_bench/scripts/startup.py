@@ -1,4 +1,5 @@
-"""Start-up in one run: CPU seconds of `import torch`, `import unsum` and quick commands, as ratios; then the default audit.
+"""Start-up in one run: CPU seconds of `import torch`, `import unsum` and quick commands, as ratios;
+then the default audit.
 
 python -m unsum_bench.scripts.startup
 """
@@ -45,16 +46,26 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in taken.items()}
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        subprocess.run([*UNSUM, "audit", "--out", folder, "--json"], check=True, capture_output=True)
+        subprocess.run(
+            [*UNSUM, "audit", "--out", folder, "--json"], check=True, capture_output=True
+        )
         audit = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6  # the largest child: kilobytes on Linux
+    # the largest child: kilobytes on Linux
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
 
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}\n"
+    )
     print("| | CPU time | ratio to torch | allowed |\n|---|---|---|---|")
     for name, median in medians.items():
-        print(f"| `{name}` | {median:.2f} s | {median / medians[BASELINE]:.2f} | {ALLOWED.get(name, '0.5 s')} |")
+        print(
+            f"| `{name}` | {median:.2f} s | {median / medians[BASELINE]:.2f} | "
+            f"{ALLOWED.get(name, '0.5 s')} |"
+        )
     print(
-        f"\n`unsum audit`, from the command to the report: {audit:.1f} s (allowed: 60 s), {peak:.2f} GB (allowed: 2 GB)"
+        f"\n`unsum audit`, from the command to the report: {audit:.1f} s (allowed: 60 s), "
+        f"{peak:.2f} GB (allowed: 2 GB)"
     )
 
 

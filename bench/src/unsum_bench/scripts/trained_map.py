@@ -1,16 +1,22 @@
-"""RGLA's Table 5 setting as a map: which samples come back at which accuracy and batch size, by exact, RGLA and FGLA.
+"""RGLA's Table 5 setting as a map: which samples come back at which accuracy and batch size, by
+exact, RGLA and FGLA.
 
-    python -m unsum_bench.scripts.trained_map train --images cifar100-test-5k.npz --device cuda --out cases
-    python -m unsum_bench.scripts.trained_map imagenet --weights mobilenet_v2-b0353104.pth --photos imagenet-samples-224.tar \
+    python -m unsum_bench.scripts.trained_map train --images cifar100-test-5k.npz --device cuda \\
         --out cases
-    python -m unsum_bench.scripts.trained_map attack --cases cases --methods exact --processes 4 --out exact.jsonl
-    python -m unsum_bench.scripts.trained_map attack --cases cases --methods rgla released fgla --device cuda --out rgla.jsonl
+    python -m unsum_bench.scripts.trained_map imagenet --weights mobilenet_v2-b0353104.pth \\
+        --photos imagenet-samples-224.tar \\
+        --out cases
+    python -m unsum_bench.scripts.trained_map attack --cases cases --methods exact --processes 4 \\
+        --out exact.jsonl
+    python -m unsum_bench.scripts.trained_map attack --cases cases --methods rgla released fgla \\
+        --device cuda --out rgla.jsonl
     python -m unsum_bench.scripts.trained_map show exact.jsonl rgla.jsonl
 
-`train` stops a ResNet-18 on its way to 90 % and writes, per accuracy, its head and what batches of its own photos leave in
-front of it, in train and eval mode; `imagenet` writes the same of MobileNetV2 as torchvision trained it. `attack` goes through
-all cells once, then again, and adds a line per batch; a second call goes on where the first was stopped. Labels are granted to
-all but `exact`. "released" is RGLA as in its authors' code, which does not differentiate D.
+`train` stops a ResNet-18 on its way to 90 % and writes, per accuracy, its head and what batches of
+its own photos leave in front of it, in train and eval mode; `imagenet` writes the same of
+MobileNetV2 as torchvision trained it. `attack` goes through all cells once, then again, and adds a
+line per batch; a second call goes on where the first was stopped. Labels are granted to all but
+`exact`. "released" is RGLA as in its authors' code, which does not differentiate D.
 """
 
 from __future__ import annotations
@@ -57,7 +63,9 @@ METHODS = ("exact", "rgla", "released", "fgla")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train")
     training.add_argument("--images", type=Path, required=True)
@@ -67,9 +75,15 @@ def main() -> None:
     training.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     training.add_argument("--batches", type=int, default=8, help="per size and mode")
     training.add_argument("--photos", type=int, help="train on so many only")
-    training.add_argument("--network", choices=["resnet18", "plain"], default="resnet18", help="plain: for a CPU")
-    training.add_argument("--steps-between", type=int, default=20, help="how often the accuracy is measured")
-    training.add_argument("--mixed", action="store_true", help="train in bfloat16: twice as fast on a CPU")
+    training.add_argument(
+        "--network", choices=["resnet18", "plain"], default="resnet18", help="plain: for a CPU"
+    )
+    training.add_argument(
+        "--steps-between", type=int, default=20, help="how often the accuracy is measured"
+    )
+    training.add_argument(
+        "--mixed", action="store_true", help="train in bfloat16: twice as fast on a CPU"
+    )
     training.set_defaults(run=train)
     trained = commands.add_parser("imagenet")
     trained.add_argument("--weights", type=Path, required=True)
@@ -80,7 +94,9 @@ def main() -> None:
     trained.add_argument("--batches", type=int, default=4)
     trained.set_defaults(run=imagenet)
     attacking = commands.add_parser("attack")
-    attacking.add_argument("--cases", type=Path, required=True, help="a folder that `train` or `imagenet` wrote")
+    attacking.add_argument(
+        "--cases", type=Path, required=True, help="a folder that `train` or `imagenet` wrote"
+    )
     attacking.add_argument("--out", type=Path, required=True, help="JSON lines, added to")
     attacking.add_argument("--methods", nargs="+", choices=METHODS, default=["exact"])
     attacking.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -89,7 +105,9 @@ def main() -> None:
     attacking.add_argument("--steps", type=int, default=20_000, help="of RGLA's Adam")
     attacking.add_argument("--device", default="cpu")
     attacking.add_argument("--processes", type=int, default=1)
-    attacking.add_argument("--minutes", type=float, default=float("inf"), help="stop then, whatever is left")
+    attacking.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop then, whatever is left"
+    )
     attacking.set_defaults(run=attack)
     showing = commands.add_parser("show")
     showing.add_argument("results", type=Path, nargs="+")
@@ -100,14 +118,16 @@ def main() -> None:
     options.run(options)
 
 
-# ---- cases ----------------------------------------------------------------------------------------------------------
+# ---- cases ---------------------------------------------------------------------------------------
 
 
 def train(options: argparse.Namespace) -> None:
     photos = read_photos(options.images, size=32)
     images, labels = photos.images[: options.photos].float() / 255, photos.labels[: options.photos]
     images, labels = images.to(options.device), labels.to(options.device)
-    model = (cifar_network() if options.network == "resnet18" else plain_network()).to(options.device)
+    model = (cifar_network() if options.network == "resnet18" else plain_network()).to(
+        options.device
+    )
     how = {"steps_between": options.steps_between, "mixed": options.mixed}
     for accuracy in train_until(model, images, labels, tuple(options.goals), **how):
         goal = max(goal for goal in options.goals if goal <= accuracy)
@@ -115,21 +135,41 @@ def train(options: argparse.Namespace) -> None:
 
 
 def plain_network() -> nn.Module:
-    """Five convolutions with BatchNorm, pooled to as many features as ResNet-18 has: trains on a CPU."""
+    """Five convolutions with BatchNorm, pooled to as many features as ResNet-18 has: trains on a
+    CPU."""
     layers: list[nn.Module] = []
-    for inputs, outputs, stride in ((3, 32, 2), (32, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 1)):
-        layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    for inputs, outputs, stride in (
+        (3, 32, 2),
+        (32, 64, 1),
+        (64, 128, 2),
+        (128, 256, 2),
+        (256, 512, 1),
+    ):
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100))
 
 
 def imagenet(options: argparse.Namespace) -> None:
     model, images, labels = mobilenet_and_photos(options.weights, options.photos)
-    model, images, labels = model.to(options.device), images.to(options.device), labels.to(options.device)
+    model, images, labels = (
+        model.to(options.device),
+        images.to(options.device),
+        labels.to(options.device),
+    )
     write_cases(model, images, labels, "mobilenet", accuracy_on(model, images, labels), options)
 
 
 def write_cases(
-    model: nn.Module, images: Tensor, labels: Tensor, name: str, accuracy: float, options: argparse.Namespace
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    name: str,
+    accuracy: float,
+    options: argparse.Namespace,
 ) -> None:
     cases = {
         "accuracy": accuracy,
@@ -137,7 +177,9 @@ def write_cases(
         "logits": all_logits(model, images),
         "labels": labels.cpu(),
         "batches": {
-            (mode, size): list(batches(model, images, labels, size, mode == "train", options.batches))
+            (mode, size): list(
+                batches(model, images, labels, size, mode == "train", options.batches)
+            )
             for mode in MODES
             for size in options.sizes
         },
@@ -166,7 +208,7 @@ def batches(
             yield collect_features(model, images[part]).cpu(), labels[part].cpu()
 
 
-# ---- attacks --------------------------------------------------------------------------------------------------------
+# ---- attacks -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -187,7 +229,9 @@ class Job:
 
 
 def attack(options: argparse.Namespace) -> None:
-    done = {tuple(row["key"]) for row in read_rows([options.out])} if options.out.exists() else set()
+    done = (
+        {tuple(row["key"]) for row in read_rows([options.out])} if options.out.exists() else set()
+    )
     jobs = [
         Job(path, mode, size, batch, method, options.steps, options.device)
         for batch in range(options.batches)  # breadth first: every cell once, then every cell again
@@ -200,7 +244,10 @@ def attack(options: argparse.Namespace) -> None:
     end = time.monotonic() + 60 * options.minutes
     # A new process has one thread and its own device; a forked one would share what it must not.
     os.environ["OMP_NUM_THREADS"] = "1"
-    with options.out.open("a") as out, multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+    with (
+        options.out.open("a") as out,
+        multiprocessing.get_context("spawn").Pool(options.processes) as pool,
+    ):
         answers = pool.imap_unordered(attempt, jobs)
         for _ in jobs:
             try:
@@ -233,9 +280,15 @@ def measure(head: nn.Linear, features: Tensor, labels: Tensor, job: Job) -> dict
     if job.method == "exact":
         leak = unsum.separate(head, update)
     else:
-        own = {} if job.method == "fgla" else {"steps": job.steps, "constant_D": job.method == "released"}
+        own = (
+            {}
+            if job.method == "fgla"
+            else {"steps": job.steps, "constant_D": job.method == "released"}
+        )
         method = "fgla" if job.method == "fgla" else "rgla"
-        leak = unsum.separate(copy.deepcopy(head), update, method, labels=labels, device=job.device, **own)
+        leak = unsum.separate(
+            copy.deepcopy(head), update, method, labels=labels, device=job.device, **own
+        )
     seconds = time.perf_counter() - start
     rows = score_samples(leak, targets=labels, features=features)
     with torch.no_grad():
@@ -252,7 +305,7 @@ def measure(head: nn.Linear, features: Tensor, labels: Tensor, job: Job) -> dict
     }
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def read_rows(paths: list[Path]) -> list[dict[str, Any]]:
@@ -276,16 +329,24 @@ def show(options: argparse.Namespace) -> None:
         for mode in MODES:
             if any(key[:2] == (method, mode) for key in cells):
                 print(f"\n{method}, BatchNorm in {mode} mode\n")
-                print("| accuracy | " + " | ".join(f"B = {size}" for size in sizes) + " |\n|---|" + "---|" * len(sizes))
+                print(
+                    "| accuracy | "
+                    + " | ".join(f"B = {size}" for size in sizes)
+                    + " |\n|---|"
+                    + "---|" * len(sizes)
+                )
                 for name in sorted(reached):
-                    found = [cell(method, cells.get((method, mode, name, size), [])) for size in sizes]
+                    found = [
+                        cell(method, cells.get((method, mode, name, size), [])) for size in sizes
+                    ]
                     print(f"| {reached[name]:.0%} | " + " | ".join(found) + " |")
     if options.cases:
         show_loss_errors(options.cases)
 
 
 def cell(method: str, rows: list[dict[str, Any]]) -> str:
-    """Share of the samples within reach that came back; then certificates for exact, the median error for the others."""
+    """Share of the samples within reach that came back; then certificates for exact, the median
+    error for the others."""
     pairs = [pair for row in rows for pair in zip(row["errors"], row["left"], strict=True)]
     within = [error for error, left in pairs if left >= REACH]
     if not within:
@@ -294,7 +355,8 @@ def cell(method: str, rows: list[dict[str, Any]]) -> str:
     if method != "exact":
         return f"{text}, {statistics.median(within):.1e}"
     false = sum(
-        row["exact"] and any(e > 1e-2 for e, p in zip(row["errors"], row["left"], strict=True) if p >= REACH)
+        row["exact"]
+        and any(e > 1e-2 for e, p in zip(row["errors"], row["left"], strict=True) if p >= REACH)
         for row in rows
     )
     seconds = statistics.median(row["seconds"] for row in rows)
@@ -304,18 +366,26 @@ def cell(method: str, rows: list[dict[str, Any]]) -> str:
 
 def show_loss_errors(folder: Path) -> None:
     """RGLA's Table 5: the error of the loss that it estimates, over 100 batches."""
-    print("\n| accuracy | mean loss |" + "".join(f" B = {B}: mean abs. | L2 | published |" for B in LOSS_ERRORS))
+    print(
+        "\n| accuracy | mean loss |"
+        + "".join(f" B = {B}: mean abs. | L2 | published |" for B in LOSS_ERRORS)
+    )
     print("|---|---|" + "---|---|---|" * len(LOSS_ERRORS))
     for path in sorted(folder.glob("accuracy-*.pt")):
         cases = torch.load(path, weights_only=True)
         order = torch.randperm(len(cases["labels"]), generator=torch.Generator().manual_seed(0))
         logits, labels = cases["logits"][order], cases["labels"][order]
-        text = f"| {cases['accuracy']:.1%} | {float(nn.functional.cross_entropy(logits, labels)):.2f} |"
+        text = (
+            f"| {cases['accuracy']:.1%} | {float(nn.functional.cross_entropy(logits, labels)):.2f} "
+            "|"
+        )
         goal = int(path.stem.removeprefix("accuracy-")) / 100
         for B, figures in LOSS_ERRORS.items():
             errors = loss_errors(logits, labels, B)
             published = figures[GOALS.index(goal)] if goal in GOALS else "–"
-            text += f" {float(errors.abs().mean()):.3f} | {float(errors.norm()):.2f} | {published} |"
+            text += (
+                f" {float(errors.abs().mean()):.3f} | {float(errors.norm()):.2f} | {published} |"
+            )
         print(text)
 
 

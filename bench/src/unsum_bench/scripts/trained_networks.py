@@ -1,7 +1,8 @@
-"""What trained_map.py and trained_limits.py share: networks on their way through a training, and what counts as recovered.
+"""What trained_map.py and trained_limits.py share: networks on their way through a training, and
+what counts as recovered.
 
-A sample is *within reach* when 1 − p_y, the share of it that its own gradient carries, is at least 1e-5: the client computes
-p − 1 in float32, which leaves 0.6 % of that.
+A sample is *within reach* when 1 − p_y, the share of it that its own gradient carries, is at least
+1e-5: the client computes p − 1 in float32, which leaves 0.6 % of that.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ def train_until(
     steps_between: int | None = None,
     mixed: bool = False,
 ) -> Iterator[float]:
-    """Train, and pause whenever the accuracy on the training images, measured in eval mode, passes a mark.
+    """Train, and pause whenever the accuracy on the training images, measured in eval mode, passes
+    a mark.
 
-    It is measured after every epoch, or every so many steps; the untrained network passes marks as well.
+    It is measured after every epoch, or every so many steps; the untrained network passes marks as
+    well.
     """
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
     marks = list(accuracies)

@@ -1,11 +1,12 @@
-"""Pictures out of vision transformers: how many of a batch come back, how well, how long it takes and what memory.
+"""Pictures out of vision transformers: how many of a batch come back, how well, how long it takes
+and what memory.
 
-    python -m unsum_bench.scripts.vit                                    # the small ones, a few minutes on two cores
+    python -m unsum_bench.scripts.vit  # the small ones, a few minutes on two cores
     python -m unsum_bench.scripts.vit --model b32 --batch 1 2 --device cuda
     python -m unsum_bench.scripts.vit --model small --batch 2 --grid docs/results/images/vit.png
 
-Photos are the embedded ones, each with a label of its own. Weights are random, or trained on eight of the photos (`--trained`).
-The attacker is told the batch size. Rows are Markdown.
+Photos are the embedded ones, each with a label of its own. Weights are random, or trained on eight
+of the photos (`--trained`). The attacker is told the batch size. Rows are Markdown.
 """
 
 from __future__ import annotations
@@ -46,13 +47,18 @@ HEADS = {"s16": 6, "t16": 3}  # of 64 channels each, as DeiT's models of these s
 def build(name: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     if name in ("tiny", "small"):
-        model: nn.Module = VisionTransformer(SIDES[name], SIDES[name] // 4, 3, 3, 192, 768, num_classes=CLASSES)
+        model: nn.Module = VisionTransformer(
+            SIDES[name], SIDES[name] // 4, 3, 3, 192, 768, num_classes=CLASSES
+        )
     elif name in HEADS:
         width = 64 * HEADS[name]
-        model = VisionTransformer(SIDES[name], 16, 12, HEADS[name], width, 4 * width, num_classes=CLASSES)
+        model = VisionTransformer(
+            SIDES[name], 16, 12, HEADS[name], width, 4 * width, num_classes=CLASSES
+        )
     else:
         model = {"b32": vit_b_32, "b16": vit_b_16}[name](num_classes=CLASSES)
-    model.heads.head = nn.Linear(model.hidden_dim, CLASSES)  # torchvision's is zero, and would send nothing below it
+    # torchvision's is zero, and would send nothing below it
+    model.heads.head = nn.Linear(model.hidden_dim, CLASSES)
     return model.eval()
 
 
@@ -85,7 +91,9 @@ class Stages(Progress):
         self.start = time.perf_counter()
 
     def say(self, sentence: str) -> None:
-        print(f"  {time.perf_counter() - self.start:6.1f} s  {sentence}", file=sys.stderr, flush=True)
+        print(
+            f"  {time.perf_counter() - self.start:6.1f} s  {sentence}", file=sys.stderr, flush=True
+        )
 
     def part(self, done: int, total: int) -> None:
         self.say(f"{done} of {total} tokens")
@@ -101,15 +109,32 @@ def row(name: str, B: int, args: argparse.Namespace) -> tuple[str, Tensor | None
     past = f"{args.trained} steps" if args.trained else "random"
     try:
         progress = Stages() if args.stages else SILENT
-        leak = separate(model, update, "tokens", batch_size=B, device=args.device, seed=args.seed, progress=progress)
+        leak = separate(
+            model,
+            update,
+            "tokens",
+            batch_size=B,
+            device=args.device,
+            seed=args.seed,
+            progress=progress,
+        )
     except UnsumError as error:
         return (
-            f"| {WHAT[name]} | {past} | {B} | refused | – | – | – | {time.perf_counter() - start:.0f} s | – | {error} |",
+            (
+                f"| {WHAT[name]} | {past} | {B} | refused | – | – | – | "
+                f"{time.perf_counter() - start:.0f} s | – | {error} |"
+            ),
             None,
         )
     seconds = time.perf_counter() - start
     if leak.inputs is None:
-        return f"| {WHAT[name]} | {past} | {B} | nothing | – | – | – | {seconds:.0f} s | – | {leak.notes[0]} |", None
+        return (
+            (
+                f"| {WHAT[name]} | {past} | {B} | nothing | – | – | – | {seconds:.0f} s | – | "
+                f"{leak.notes[0]} |"
+            ),
+            None,
+        )
     found = leak.inputs.cpu()
     values, nearest = psnr(found, images)
     right = int((leak.labels.cpu()[nearest] == labels).sum())
@@ -118,8 +143,8 @@ def row(name: str, B: int, args: argparse.Namespace) -> tuple[str, Tensor | None
     why = "" if leak.exact else leak.notes[0] if len(leak.notes) > 1 else fits
     best, least = float(values.max()), float(values.min())
     text = (
-        f"| {WHAT[name]} | {past} | {B} | {int((values > 18).sum())}/{B} | {least:.0f}–{best:.0f} dB | {right}/{B} | {said} | "
-        f"{seconds:.0f} s | {peak_gib(args.device):.1f} GiB | {why} |"
+        f"| {WHAT[name]} | {past} | {B} | {int((values > 18).sum())}/{B} | {least:.0f}–{best:.0f} "
+        f"dB | {right}/{B} | {said} | {seconds:.0f} s | {peak_gib(args.device):.1f} GiB | {why} |"
     )
     return text, torch.cat([images, found[nearest].clamp(0, 1)])
 
@@ -131,17 +156,25 @@ def machine(device: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", nargs="+", choices=sorted(WHAT), default=["tiny", "small"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--trained", type=int, default=0, help="steps of Adam on eight photos first")
+    parser.add_argument(
+        "--trained", type=int, default=0, help="steps of Adam on eight photos first"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stages", action="store_true", help="say when each stage begins")
-    parser.add_argument("--grid", type=Path, help="photos above, what came back below, of the last row")
+    parser.add_argument(
+        "--grid", type=Path, help="photos above, what came back below, of the last row"
+    )
     args = parser.parse_args()
     print(f"{machine(args.device)}, torch {torch.__version__}, embedded photos\n")
-    print("| model | weights | B | pictures | PSNR | labels | certificate | time | memory | why not |")
+    print(
+        "| model | weights | B | pictures | PSNR | labels | certificate | time | memory | why not |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     pairs = None
     for name in args.model:

@@ -1,4 +1,5 @@
-"""Many updates of one model: attacked on several cores or machines, one row each, on disk as they come.
+"""Many updates of one model: attacked on several cores or machines, one row each, on disk as they
+come.
 
 - `arrived`: one update, where it comes from, and what an attack makes of it;
 - `store`: the rows, in one SQLite file that survives being killed;

@@ -42,11 +42,18 @@ class Arrived:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the update: of a file by its size and date, else by the size of every tensor."""
+        """Changes with the update: of a file by its size and date, else by the size of every
+        tensor."""
         digest = hashlib.sha256()
         if isinstance(self.update, Received):
-            files = [path for path in (self.update.update, self.update.before, self.update.after) if path is not None]
-            known = [(path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
+            files = [
+                path
+                for path in (self.update.update, self.update.before, self.update.after)
+                if path is not None
+            ]
+            known = [
+                (path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()
+            ]
             digest.update(repr((self.update, known)).encode())
         else:
             for name, gradient in self.update.gradients.items():
@@ -62,7 +69,8 @@ class Arrived:
         return "" if path is None else file_sha256(path)
 
     def look(self, model: nn.Module, options: AttackOptions, train: bool) -> ClientFinding:
-        """The finding; whatever is wrong with this update is one, too, and never ends the others."""
+        """The finding; whatever is wrong with this update is one, too, and never ends the
+        others."""
         try:
             update = self.update if isinstance(self.update, Update) else self.update.read(model)
             update.validate(model)
@@ -70,7 +78,13 @@ class Arrived:
             with in_mode(model, train):
                 leak = attacked(model, sent, options)
         except Exception as error:
-            return ClientFinding(self.round, self.client, "failed", notes=(reason_of(error),), reason=reason_of(error))
+            return ClientFinding(
+                self.round,
+                self.client,
+                "failed",
+                notes=(reason_of(error),),
+                reason=reason_of(error),
+            )
         return finding_of(self.round, self.client, update, leak)
 
 
@@ -97,22 +111,32 @@ def arrivals(updates: Iterable[Arrived | Update | Received | str | Path]) -> Ite
 
 
 def of_file(path: Path, received: Received | None = None, base: Path | None = None) -> Arrived:
-    """A client by its path under `base` without the ending; the round by a folder or a name like `round-3`.
+    """A client by its path under `base` without the ending; the round by a folder or a name like
+    `round-3`.
 
     >>> of_file(Path("round-3/anna.npz")).round, of_file(Path("round-3/anna.npz")).client
     (3, 'anna')
     """
     found = _ROUND.search(str(path if base is None else path.relative_to(base)))
-    name = path.with_suffix("").name if base is None else path.relative_to(base).with_suffix("").as_posix()
+    name = (
+        path.with_suffix("").name
+        if base is None
+        else path.relative_to(base).with_suffix("").as_posix()
+    )
     made = Received(update=path) if received is None else replace(received, update=path)
     return Arrived(name, made, int(found[1]) if found else 0)
 
 
 def in_folder(folder: Path, received: Received | None = None) -> Iterator[Arrived]:
-    """Every update under a folder, in the order of their paths; `received` says what all of them have in common."""
+    """Every update under a folder, in the order of their paths; `received` says what all of them
+    have in common."""
     if not folder.is_dir():
-        raise UnsumError(f"There is no folder {str(folder)!r}; --updates takes a folder of updates.")
+        raise UnsumError(
+            f"There is no folder {str(folder)!r}; --updates takes a folder of updates."
+        )
     paths = sorted(path for path in files_under(folder) if path.suffix in SUFFIXES)
     if not paths:
-        raise UnsumError(f"{str(folder)!r} holds no update; updates are {', '.join(SUFFIXES)} files.")
+        raise UnsumError(
+            f"{str(folder)!r} holds no update; updates are {', '.join(SUFFIXES)} files."
+        )
     return (of_file(path, received, folder) for path in paths)

@@ -1,6 +1,8 @@
-"""Updates in chunks: threads read them ahead, one batched computation answers most, and the rest is attacked one by one.
+"""Updates in chunks: threads read them ahead, one batched computation answers most, and the rest is
+attacked one by one.
 
-Of two chunks at most the updates are in memory, whatever the number of updates: the one that is computed, and the next.
+Of two chunks at most the updates are in memory, whatever the number of updates: the one that is
+computed, and the next.
 """
 
 from __future__ import annotations
@@ -24,17 +26,20 @@ from unsum.head import find_head
 from unsum.running.sharing import sharing_models
 from unsum.update import Update
 
-# Of a GPU's memory, and of the machine's own, that last layers' gradients of a chunk may take: with all that is computed of them
-# it is seven times as much on the GPU, and six times where two chunks of whole updates wait.
+# Of a GPU's memory, and of the machine's own, that last layers' gradients of a chunk may take: with
+# all that is computed of them it is seven times as much on the GPU, and six times where two chunks
+# of whole updates wait.
 _PART = 32
-_MOST = 256  # updates of a chunk: on an H200 80 at once make 294 a second, 160 make 331 and 256 make 393
+# updates of a chunk: on an H200 80 at once make 294 a second, 160 make 331 and 256 make 393
+_MOST = 256
 _READERS = 8  # threads at most: reading one takes a few times as long as solving it
 
 _Read = tuple[Arrived, "Future[Update | None]"]
 
 
 def chunk_for(task: Campaign) -> int:
-    """How many updates are solved at once: 1 where that does not pay, or the attack begins in another way."""
+    """How many updates are solved at once: 1 where that does not pay, or the attack begins in
+    another way."""
     device = torch.device(task.options.device or "cpu")
     if device.type != "cuda" or not can_be_at_once(task.model, task.options):
         return 1
@@ -51,10 +56,13 @@ def in_chunks(task: Campaign, arrived: Iterable[Arrived], chunk: int) -> Answers
         return
     waiting, ready = iter(arrived), deque[_Read]()
     with sharing_models(), ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
-        layer = LastLayer.of(task.model)  # traces the model, which changes it for all threads: before they begin
+        # traces the model, which changes it for all threads: before they begin
+        layer = LastLayer.of(task.model)
 
         def read_ahead(count: int) -> None:
-            ready.extend((one, readers.submit(_read, one, task, layer)) for one in islice(waiting, count))
+            ready.extend(
+                (one, readers.submit(_read, one, task, layer)) for one in islice(waiting, count)
+            )
 
         read_ahead(chunk)
         while ready:
@@ -73,7 +81,8 @@ def in_chunks(task: Campaign, arrived: Iterable[Arrived], chunk: int) -> Answers
 
 
 def _read(one: Arrived, task: Campaign, layer: LastLayer) -> Update | None:
-    """An update that can be solved with others; None for any other, and for those with something wrong: `look` says what."""
+    """An update that can be solved with others; None for any other, and for those with something
+    wrong: `look` says what."""
     try:
         update = one.update if isinstance(one.update, Update) else one.update.read(task.model)
         update.validate(task.model)

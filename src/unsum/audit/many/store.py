@@ -1,4 +1,5 @@
-"""The rows of many updates in one SQLite file: one transaction each, so a run that is killed loses what it was at and no more."""
+"""The rows of many updates in one SQLite file: one transaction each, so a run that is killed loses
+what it was at and no more."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from unsum.files.writing import write_whole
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (setting TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS findings (
-  round INTEGER NOT NULL, client TEXT NOT NULL, fingerprint TEXT NOT NULL, outcome TEXT NOT NULL, state TEXT NOT NULL,
-  exact INTEGER NOT NULL, leakage REAL, predicted_error REAL, batch_size INTEGER, method TEXT NOT NULL, seconds REAL NOT NULL,
+  round INTEGER NOT NULL, client TEXT NOT NULL, fingerprint TEXT NOT NULL, outcome TEXT NOT NULL,
+  state TEXT NOT NULL,
+  exact INTEGER NOT NULL, leakage REAL, predicted_error REAL, batch_size INTEGER,
+  method TEXT NOT NULL, seconds REAL NOT NULL,
   reason TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (round, client)
 ) WITHOUT ROWID;
 """
@@ -29,15 +32,19 @@ _PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
 class Findings:
-    """What was found of every client in every round, in the order of rounds and clients; `path` None keeps it in memory.
+    """What was found of every client in every round, in the order of rounds and clients; `path`
+    None keeps it in memory.
 
-    Iterate over it, or read the table `findings` with any SQLite tool: a column for every figure, and `content` as JSON.
+    Iterate over it, or read the table `findings` with any SQLite tool: a column for every figure,
+    and `content` as JSON.
 
     Examples:
         >>> import torch, unsum
         >>> model = torch.nn.Linear(6, 4)
         >>> update = unsum.capture(model, torch.rand(2, 6), torch.tensor([0, 3]))
-        >>> findings = unsum.attack_many(model, [unsum.Arrived("hospital-3", update, round=7)], processes=1)
+        >>> findings = unsum.attack_many(
+        ...     model, [unsum.Arrived("hospital-3", update, round=7)], processes=1
+        ... )
         >>> [(finding.client, finding.round) for finding in findings]
         [('hospital-3', 7)]
     """
@@ -45,9 +52,12 @@ class Findings:
     def __init__(self, path: str | Path | None = None, setting: str = "") -> None:
         self.path = None if path is None else Path(path)
         with self._sentences():
-            self._database = sqlite3.connect(str(self.path or ":memory:"), timeout=_PATIENCE, isolation_level=None)
+            self._database = sqlite3.connect(
+                str(self.path or ":memory:"), timeout=_PATIENCE, isolation_level=None
+            )
             self._database.execute("PRAGMA journal_mode=WAL")
-            # A killed process loses nothing so; a machine that loses its power may lose the last rows, which are made again.
+            # A killed process loses nothing so; a machine that loses its power may lose the last
+            # rows, which are made again.
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(_TABLES)
             found = self._database.execute("SELECT setting FROM about").fetchone()
@@ -55,7 +65,8 @@ class Findings:
             self._database.execute("INSERT INTO about VALUES (?)", (setting,))
         elif setting and found[0] != setting:
             raise UnsumError(
-                f"{str(self.path)!r} holds findings of another model or attack ({found[0]}); name another file, or move it away."
+                f"{str(self.path)!r} holds findings of another model or attack ({found[0]}); name "
+                "another file, or move it away."
             )
 
     def put(self, finding: ClientFinding, fingerprint: str) -> None:
@@ -76,15 +87,24 @@ class Findings:
 
     def counts(self) -> dict[str, int]:
         """How many findings of every state: leaks, unproven, not decidable."""
-        return dict(self._database.execute("SELECT state, count(*) FROM findings GROUP BY state").fetchall())
+        return dict(
+            self._database.execute("SELECT state, count(*) FROM findings GROUP BY state").fetchall()
+        )
 
     def largest(self, count: int) -> list[ClientFinding]:
         """Those of the largest leakage, certain ones before others."""
-        query = "SELECT content FROM findings WHERE leakage IS NOT NULL ORDER BY exact DESC, leakage DESC LIMIT ?"
-        return [ClientFinding.from_dict(json.loads(row)) for (row,) in self._database.execute(query, (count,))]
+        query = (
+            "SELECT content FROM findings WHERE leakage IS NOT NULL ORDER BY exact DESC, leakage "
+            "DESC LIMIT ?"
+        )
+        return [
+            ClientFinding.from_dict(json.loads(row))
+            for (row,) in self._database.execute(query, (count,))
+        ]
 
     def to_parquet(self, path: str | Path) -> None:
-        """Write the table `findings` as Parquet, some thousand rows at a time; needs pyarrow (`unsum[datasets]`)."""
+        """Write the table `findings` as Parquet, some thousand rows at a time; needs pyarrow
+        (`unsum[datasets]`)."""
         arrow = optional("pyarrow", "datasets", "Parquet needs pyarrow")
         parquet = optional("pyarrow.parquet", "datasets", "Parquet needs pyarrow")
         kinds = {"INTEGER": arrow.int64(), "REAL": arrow.float64(), "TEXT": arrow.string()}
@@ -95,7 +115,11 @@ class Findings:
             rows = self._database.execute("SELECT * FROM findings ORDER BY round, client")
             with parquet.ParquetWriter(part, schema) as file:
                 while some := rows.fetchmany(_ROWS):
-                    file.write_table(arrow.table([list(column) for column in zip(*some, strict=True)], schema=schema))
+                    file.write_table(
+                        arrow.table(
+                            [list(column) for column in zip(*some, strict=True)], schema=schema
+                        )
+                    )
 
         write_whole(Path(path), write)
 
@@ -103,11 +127,16 @@ class Findings:
         return int(self._database.execute("SELECT count(*) FROM findings").fetchone()[0])
 
     def __iter__(self) -> Iterator[ClientFinding]:
-        for (content,) in self._database.execute("SELECT content FROM findings ORDER BY round, client"):
+        for (content,) in self._database.execute(
+            "SELECT content FROM findings ORDER BY round, client"
+        ):
             yield ClientFinding.from_dict(json.loads(content))
 
     def __repr__(self) -> str:
-        return f"Findings({len(self)} updates: {', '.join(f'{n} {state}' for state, n in self.counts().items())})"
+        return (
+            f"Findings({len(self)} updates: "
+            f"{', '.join(f'{n} {state}' for state, n in self.counts().items())})"
+        )
 
     def close(self) -> None:
         self._database.close()
@@ -118,5 +147,6 @@ class Findings:
             yield
         except sqlite3.Error as error:
             raise UnsumError(
-                f"The findings cannot be kept in {str(self.path)!r} ({error}); name another file, or make room."
+                f"The findings cannot be kept in {str(self.path)!r} ({error}); name another file, "
+                "or make room."
             ) from error

@@ -13,16 +13,29 @@ from unsum.audit.wording import one_line
 from unsum.files.writing import write_whole
 
 COLUMNS = (
-    *("round", "client", "outcome", "state", "leakage", "certified", "predicted_error", "samples", "labels"),
+    *(
+        "round",
+        "client",
+        "outcome",
+        "state",
+        "leakage",
+        "certified",
+        "predicted_error",
+        "samples",
+        "labels",
+    ),
     *("num_examples", "local_steps", "attack", "seconds", "reason", "notes", "ceiling", "sha256"),
 )
 _FORMULA = ("=", "+", "-", "@")  # that a spreadsheet takes what begins with them for
 
 
 def write_csv(
-    path: Path, findings: Iterable[ClientFinding], ceiling_at: Callable[[int], float] = lambda _round: math.nan
+    path: Path,
+    findings: Iterable[ClientFinding],
+    ceiling_at: Callable[[int], float] = lambda _round: math.nan,
 ) -> Path:
-    """Numbers as they are, and nothing where one is not known. Written whole or not at all, row by row.
+    """Numbers as they are, and nothing where one is not known. Written whole or not at all, row by
+    row.
 
     `ceiling_at` gives the ceiling after a round.
     """
@@ -31,7 +44,9 @@ def write_csv(
         with part.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(COLUMNS)
-            rows.writerows([*_row(one), _number(ceiling_at(one.round)), one.sha256] for one in findings)
+            rows.writerows(
+                [*_row(one), _number(ceiling_at(one.round)), one.sha256] for one in findings
+            )
 
     return write_whole(path, write)
 

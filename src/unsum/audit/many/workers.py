@@ -1,8 +1,10 @@
-"""Processes of this machine that attack updates, each with the model in its memory. One that dies is replaced.
+"""Processes of this machine that attack updates, each with the model in its memory. One that dies
+is replaced.
 
-`concurrent.futures` gives up all that wait when one process is killed; here a killed one costs the update it was at another try.
-At most one update a process is in memory besides the one that waits for it. Updates may also be tasks of a Ray cluster: this
-machine's cores, or many machines'. There, too, a worker that is lost costs another try.
+`concurrent.futures` gives up all that wait when one process is killed; here a killed one costs the
+update it was at another try. At most one update a process is in memory besides the one that waits
+for it. Updates may also be tasks of a Ray cluster: this machine's cores, or many machines'. There,
+too, a worker that is lost costs another try.
 """
 
 from __future__ import annotations
@@ -52,15 +54,23 @@ def one_by_one(task: Campaign, arrived: Iterable[Arrived]) -> Answers:
 
 
 def lost(one: Arrived, reason: str) -> ClientFinding:
-    told = f"Its worker was lost {TRIES} times ({reason}); the update may need more memory than there is."
+    told = (
+        f"Its worker was lost {TRIES} times ({reason}); the update may need more memory than there "
+        "is."
+    )
     return ClientFinding(one.round, one.client, "failed", notes=(told,), reason=told)
 
 
 class _ArrayPickler(pickle.Pickler):
-    """Tensors as the arrays of their numbers: PyTorch's own way zips them, which takes as long as a third of an attack."""
+    """Tensors as the arrays of their numbers: PyTorch's own way zips them, which takes as long as a
+    third of an attack."""
 
     def reducer_override(self, found: Any) -> Any:
-        if type(found) is Tensor and found.device.type == "cpu" and found.dtype in (torch.float32, torch.float64):
+        if (
+            type(found) is Tensor
+            and found.device.type == "cpu"
+            and found.dtype in (torch.float32, torch.float64)
+        ):
             return torch.from_numpy, (found.detach().contiguous().numpy(),)
         return NotImplemented
 
@@ -99,8 +109,9 @@ class _Worker:
 
 
 def process_context() -> Any:
-    """Forked from a server that has imported PyTorch and nothing else happened in: that takes seconds, and so it is done once.
-    A child forked from here would inherit PyTorch's threads in whatever state they are."""
+    """Forked from a server that has imported PyTorch and nothing else happened in: that takes
+    seconds, and so it is done once. A child forked from here would inherit PyTorch's threads in
+    whatever state they are."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -114,8 +125,8 @@ def on_processes(task: Campaign, arrived: Iterable[Arrived], processes: int) -> 
         packed = pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UnsumError(
-            f"The model cannot be sent to other processes ({error}); define it in a file that can be imported, or give "
-            "processes=1."
+            f"The model cannot be sent to other processes ({error}); define it in a file that can "
+            "be imported, or give processes=1."
         ) from error
     waiting = iter(arrived)
     threads = max(1, (os.cpu_count() or 1) // processes)
@@ -137,7 +148,9 @@ def on_processes(task: Campaign, arrived: Iterable[Arrived], processes: int) -> 
             worker.end()
 
 
-def _next(workers: list[_Worker], tries: dict[int, int]) -> tuple[_Worker, tuple[Arrived, ClientFinding]]:
+def _next(
+    workers: list[_Worker], tries: dict[int, int]
+) -> tuple[_Worker, tuple[Arrived, ClientFinding]]:
     """The first answer of those at work; what a lost worker was at is given to a new one."""
     while True:
         busy = {worker.line: worker for worker in workers if worker.at is not None}
@@ -186,11 +199,14 @@ _AHEAD = 2  # tasks in flight for every one that can run
 
 
 def on_ray(task: Campaign, arrived: Iterable[Arrived], address: str) -> Answers:
-    """On the cluster at `address`: `auto`, `local` or HOST:PORT. Files must be where every node can read them."""
+    """On the cluster at `address`: `auto`, `local` or HOST:PORT. Files must be where every node can
+    read them."""
     with connected(address) as ray:
         gpus = 1.0 if str(task.options.device).startswith("cuda") else 0.0
         model = ray.put(task)  # once for the cluster, not once an update
-        remote = ray.remote(_looked).options(num_cpus=1, num_gpus=gpus, max_retries=TRIES - 1, retry_exceptions=False)
+        remote = ray.remote(_looked).options(
+            num_cpus=1, num_gpus=gpus, max_retries=TRIES - 1, retry_exceptions=False
+        )
         waiting, flying = iter(arrived), dict[Any, Arrived]()
         while True:
             found = ray.cluster_resources()

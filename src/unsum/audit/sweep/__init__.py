@@ -1,1 +1,2 @@
-"""Leakage against the strength of a defense, with what it costs in accuracy: how strong is strong enough?"""
+"""Leakage against the strength of a defense, with what it costs in accuracy: how strong is strong
+enough?"""

@@ -1,4 +1,5 @@
-"""One strength on the bench: the round is played and the small task is trained, both under the same chain of defenses."""
+"""One strength on the bench: the round is played and the small task is trained, both under the same
+chain of defenses."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class SampleLeak:
 
 @dataclass(frozen=True)
 class Point:
-    """One strength. Where the attack refused the update, `refused` says why and there are no samples."""
+    """One strength. Where the attack refused the update, `refused` says why and there are no
+    samples."""
 
     defenses: str  # the whole chain
     strength: float | None  # None for a switch, and for no defense at all
@@ -57,7 +59,9 @@ class Point:
     @property
     def worst(self) -> float:
         """The leakage of the sample that leaked most; NaN where nothing was measured."""
-        return max((row.leakage for row in self.samples if not math.isnan(row.leakage)), default=math.nan)
+        return max(
+            (row.leakage for row in self.samples if not math.isnan(row.leakage)), default=math.nan
+        )
 
     @property
     def mean(self) -> float:
@@ -73,7 +77,8 @@ class Point:
 
     @property
     def labels_named(self) -> str:
-        """How many labels are right, and whether a guess has as many: who names every class has all of them right."""
+        """How many labels are right, and whether a guess has as many: who names every class has all
+        of them right."""
         if self.refused:
             return "–"
         lucky = self.labels_right > 0 and self.labels is not None and not self.labels.given_away
@@ -98,7 +103,8 @@ class Point:
         return self.ceiling_mean if math.isnan(self.ceiling) else self.ceiling
 
     def verdict(self, level: float) -> str:
-        """The three outcomes of an audit, of a row: a label that was read leaks, whatever is proven of the samples."""
+        """The three outcomes of an audit, of a row: a label that was read leaks, whatever is proven
+        of the samples."""
         if any(row.leakage >= level for row in self.samples):
             return "leaks"
         if self.labels_read:
@@ -133,20 +139,28 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Bench(ClientCase):
-    """What stays the same for every strength; `pictures` are the small task, where accuracy is asked for."""
+    """What stays the same for every strength; `pictures` are the small task, where accuracy is
+    asked for."""
 
     pictures: Pictures | None = None
     progress: Progress = SILENT
 
     def sent(self, chain: Sequence[Defense] = ()) -> Update:
-        """One step of the client. Refuses at once what the client itself cannot do, rather than after the other strengths."""
+        """One step of the client. Refuses at once what the client itself cannot do, rather than
+        after the other strengths."""
         torch.manual_seed(self.options.seed)
-        return capture(self.model, *self.samples, train=self.train, defenses=chain, loss=self.options.loss)
+        return capture(
+            self.model, *self.samples, train=self.train, defenses=chain, loss=self.options.loss
+        )
 
     @cached_property
     def scale(self) -> float:
         """What makes the small task's gradients as large as this client's."""
-        return 1.0 if self.pictures is None else scale_to(self.pictures, self.sent(), self.options.seed)
+        return (
+            1.0
+            if self.pictures is None
+            else scale_to(self.pictures, self.sent(), self.options.seed)
+        )
 
     def play(self, chain: list[Defense]) -> Round:
         """The round under these defenses. Raises what it cannot do."""
@@ -154,13 +168,23 @@ class Bench(ClientCase):
         return play(self, chain)
 
     def head_size(self) -> float:
-        """The root mean square of the last layer's gradient, entry by entry, without any defense."""
+        """The root mean square of the last layer's gradient, entry by entry, without any
+        defense."""
         name = find_head(self.model)[0]
-        return float(self.sent().gradients[f"{name}.weight" if name else "weight"].double().square().mean().sqrt())
+        return float(
+            self.sent()
+            .gradients[f"{name}.weight" if name else "weight"]
+            .double()
+            .square()
+            .mean()
+            .sqrt()
+        )
 
     def size(self) -> float:
         """The norm of the whole update, without any defense."""
-        return float(torch.stack([g.double().norm() for g in self.sent().gradients.values()]).norm())
+        return float(
+            torch.stack([g.double().norm() for g in self.sent().gradients.values()]).norm()
+        )
 
     def defended(self, chain: list[Defense], strength: float | None) -> Point:
         """The same as a point; what the attack refuses becomes part of the answer."""
@@ -169,25 +193,52 @@ class Bench(ClientCase):
             played = self.play(chain)
         except UnsumError as reason:
             seconds = time.perf_counter() - start
-            return Point(shown(chain), strength, [], seconds=seconds, refused=str(reason), **self.trained(chain))
+            return Point(
+                shown(chain),
+                strength,
+                [],
+                seconds=seconds,
+                refused=str(reason),
+                **self.trained(chain),
+            )
         return self.point(played, chain, strength)
 
     def point(self, played: Round, chain: list[Defense], strength: float | None = None) -> Point:
         """A round that was played already."""
         leak, rows = played.leak, played.samples
-        point = Point(shown(chain), strength, [], seconds=leak.seconds, labels=played.labels, **self.trained(chain))
-        if all(map(math.isnan, played.leakages)):  # not decidable: no measurement speaks for this strength
+        point = Point(
+            shown(chain),
+            strength,
+            [],
+            seconds=leak.seconds,
+            labels=played.labels,
+            **self.trained(chain),
+        )
+        # not decidable: no measurement speaks for this strength
+        if all(map(math.isnan, played.leakages)):
             return replace(point, refused=played.undecided)
         samples = [
-            SampleLeak(title, leakage, row.label_correct == 1.0, row.feature_error, row.feature_cosine, row.psnr)
+            SampleLeak(
+                title,
+                leakage,
+                row.label_correct == 1.0,
+                row.feature_error,
+                row.feature_cosine,
+                row.psnr,
+            )
             for title, leakage, row in zip(self.batch.titles, played.leakages, rows, strict=True)
         ]
-        worst = max(range(len(rows)), key=lambda i: -1 if math.isnan(played.leakages[i]) else played.leakages[i])
+        worst = max(
+            range(len(rows)),
+            key=lambda i: -1 if math.isnan(played.leakages[i]) else played.leakages[i],
+        )
         original, found = played.truth.images[worst], rows[worst].found
         pictures = None
         if original.ndim == 3 and leak.images is not None:
             pictures = original, None if found is None else leak.images[found]
-        return replace(point, samples=samples, exact=leak.exact, method=leak.method, pictures=pictures)
+        return replace(
+            point, samples=samples, exact=leak.exact, method=leak.method, pictures=pictures
+        )
 
     def trained(self, chain: list[Defense]) -> dict[str, Any]:
         """The accuracy, or the reason why there is none, as a point has them."""

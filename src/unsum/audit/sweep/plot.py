@@ -1,4 +1,5 @@
-"""Where everything goes in the drawing: leakage against strength above, accuracy below, one horizontal axis for both."""
+"""Where everything goes in the drawing: leakage against strength above, accuracy below, one
+horizontal axis for both."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Plot:
     summary: str
     paths: dict[str, str]
     axis: str = ""
-    leakage_ticks: tuple[tuple[float, str], ...] = tuple((_height(i / 4), f"{25 * i} %") for i in range(5))
+    leakage_ticks: tuple[tuple[float, str], ...] = tuple(
+        (_height(i / 4), f"{25 * i} %") for i in range(5)
+    )
     accuracy_ticks: tuple[tuple[float, str], ...] = ()
     undefended: float | None = None
     chance: float | None = None
@@ -75,7 +78,8 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
     enough = curve.chosen(sweep.keep_under)
     points = [*sweep.references, *(point for curve in sweep.curves for point in curve.points)]
     highest = max((point.accuracy.high for point in points if point.accuracy), default=1.0)
-    top = min(math.ceil(highest * 5 + 1e-9) / 5, 1.0)  # of the accuracy axis: the next whole 20 % above everything
+    # of the accuracy axis: the next whole 20 % above everything
+    top = min(math.ceil(highest * 5 + 1e-9) / 5, 1.0)
     marks = [_mark(reference, _NONE, "none" if reference is sweep.undefended else "before", top)]
     places = _places(curve)
     even = any(second - first < _APART for first, second in pairwise(places))
@@ -83,33 +87,51 @@ def plot(sweep: SweepResult, curve: Curve) -> Plot:
         places = [_FIRST + (_LAST - _FIRST) * i / (len(places) - 1) for i in range(len(places))]
     ticks = _ticks(places, curve.points.index(enough) if enough else len(places) - 1)
     for point, x in zip(curve.points, places, strict=True):
-        marks.append(_mark(point, x, short(point.strength), top, tick=x in ticks, enough=point is enough))
+        marks.append(
+            _mark(point, x, short(point.strength), top, tick=x in ticks, enough=point is enough)
+        )
     about = "off or on"
     if curve.axis is not None:
-        scale = "not to scale" if even else "logarithmic scale" if curve.axis.spacing == "geometric" else "linear scale"
+        scale = (
+            "not to scale"
+            if even
+            else "logarithmic scale"
+            if curve.axis.spacing == "geometric"
+            else "linear scale"
+        )
         about = f"{curve.axis.meaning}, {scale}; stronger to the right →"
     undefended, chance = sweep.undefended.accuracy, sweep.task.chance if sweep.task else None
-    worst = ", ".join(f"{short(p.strength)}: {percent(p.worst)} (ceiling {ceiling_of(p)})" for p in curve.points)
+    worst = ", ".join(
+        f"{short(p.strength)}: {percent(p.worst)} (ceiling {ceiling_of(p)})" for p in curve.points
+    )
     return Plot(
         marks,
         _height(sweep.keep_under),
-        f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; with {curve.name} at {worst}.",
+        (
+            f"Largest leakage of any sample without defense: {percent(sweep.undefended.worst)}; "
+            f"with {curve.name} at {worst}."
+        ),
         {name: _path(marks[1:], name) for name in ("worst", "mean", "accuracy")},
         axis=f"{curve.name}: {about}",
         ruins=enough is not None and sweep.ruins(enough),
         proven=enough is not None and enough.proven(sweep.keep_under),
-        accuracy_ticks=tuple((_height(i / 2, 1.0, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)),
+        accuracy_ticks=tuple(
+            (_height(i / 2, 1.0, _ACCURACY), f"{100 * top * i / 2:.0f} %") for i in range(3)
+        ),
         undefended=_height(undefended.mean, top, _ACCURACY) if undefended else None,
         chance=_height(chance, top, _ACCURACY) if chance is not None else None,
     )
 
 
 def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> Plot:
-    """Several defenses beside each other, none of them stronger or weaker than the next: dots without lines."""
+    """Several defenses beside each other, none of them stronger or weaker than the next: dots
+    without lines."""
     first, last = _NONE + 16, _LAST - 16
     step = (last - first) / max(len(points) - 1, 1)
     named = list(zip(points, labels, strict=True))
-    worst = ", ".join(f"{label} {percent(point.worst)} (ceiling {ceiling_of(point)})" for point, label in named)
+    worst = ", ".join(
+        f"{label} {percent(point.worst)} (ceiling {ceiling_of(point)})" for point, label in named
+    )
     most = max(len(point.samples) for point in points)
     return Plot(
         [_mark(point, first + step * i, label, 1.0) for i, (point, label) in enumerate(named)],
@@ -123,7 +145,8 @@ def plot_side_by_side(points: list[Point], labels: list[str], level: float) -> P
 
 
 def _places(curve: Curve) -> list[float]:
-    """Where the strengths stand: by their logarithm where they are spaced by a factor, the weakest always at the left."""
+    """Where the strengths stand: by their logarithm where they are spaced by a factor, the weakest
+    always at the left."""
     values = [1.0 if point.strength is None else point.strength for point in curve.points]
     if curve.axis is not None and curve.axis.spacing == "geometric" and min(values) > 0:
         values = [math.log(value) for value in values]
@@ -134,7 +157,8 @@ def _places(curve: Curve) -> list[float]:
 
 
 def _ticks(places: list[float], first: int) -> set[float]:
-    """Which places get their number written below: the most important one, then all that do not run into another."""
+    """Which places get their number written below: the most important one, then all that do not run
+    into another."""
     chosen = {places[first]}
     for place in places:
         if all(abs(place - other) >= _CLOSE for other in chosen):
@@ -142,16 +166,25 @@ def _ticks(places: list[float], first: int) -> set[float]:
     return chosen
 
 
-def _mark(point: Point, x: float, label: str, top: float, *, tick: bool = True, enough: bool = False) -> Mark:
+def _mark(
+    point: Point, x: float, label: str, top: float, *, tick: bool = True, enough: bool = False
+) -> Mark:
     accuracy = point.accuracy
     learned = f", accuracy {percent(accuracy.mean)}" if accuracy else ""
-    hint = f"{point.defenses}: largest found {percent(point.worst)}, ceiling {ceiling_of(point)}{learned}"
+    hint = (
+        f"{point.defenses}: largest found {percent(point.worst)}, ceiling "
+        f"{ceiling_of(point)}{learned}"
+    )
     samples = [_height(row.leakage) for row in point.samples if row.leakage == row.leakage]
     worst, mean = (None if point.refused else _height(value) for value in (point.worst, point.mean))
     trained = (accuracy.mean, accuracy.low, accuracy.high) if accuracy else (None, None, None)
-    learned_at, low, high = (None if value is None else _height(value, top, _ACCURACY) for value in trained)
+    learned_at, low, high = (
+        None if value is None else _height(value, top, _ACCURACY) for value in trained
+    )
     top_end = None if math.isnan(point.known_ceiling) else _height(point.known_ceiling)
-    return Mark(round(x, 1), label, tick, hint, samples, worst, mean, learned_at, low, high, enough, top_end)
+    return Mark(
+        round(x, 1), label, tick, hint, samples, worst, mean, learned_at, low, high, enough, top_end
+    )
 
 
 def _path(marks: list[Mark], name: str) -> str:

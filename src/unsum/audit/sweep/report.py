@@ -1,4 +1,5 @@
-"""Sweep: the answer as users get it, written as one HTML page that opens from disk: no network, no script, all inside."""
+"""Sweep: the answer as users get it, written as one HTML page that opens from disk: no network, no
+script, all inside."""
 
 from __future__ import annotations
 
@@ -37,24 +38,31 @@ class Sweep(SweepResult):
     """
 
     def write(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write `sweep.html` and `sweep.json`; an existing folder is written to only with `force`."""
+        """Write `sweep.html` and `sweep.json`; an existing folder is written to only with
+        `force`."""
         folder = Path(folder)
         check_folder(folder, force=force)
         page = render(self)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "sweep.html", page)
-        write_text(folder / "sweep.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_text(
+            folder / "sweep.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        )
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # what an interrupted sweep had kept
         return folder / "sweep.html"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the answer, and a card for each defense with the strength that is enough, if one is."""
+        """For notebooks: the answer, and a card for each defense with the strength that is enough,
+        if one is."""
         answer = level(self)
         cards = [_card(self, curve) for curve in self.curves]
-        return cards_of(answer, f"Under {percent(self.keep_under)}", headline(self), sentences(self), cards)
+        return cards_of(
+            answer, f"Under {percent(self.keep_under)}", headline(self), sentences(self), cards
+        )
 
     def __repr__(self) -> str:
-        """What a person wants to know first; every figure is in `to_dict()` and in the page that `write` makes."""
+        """What a person wants to know first; every figure is in `to_dict()` and in the page that
+        `write` makes."""
         return "\n".join([headline(self), *sentences(self)])
 
 
@@ -81,29 +89,49 @@ _OF_SWEEPS = ("--sweep", "--keep-under", "--utility-data", "--no-utility", "--ou
 def advice(sweep: SweepResult) -> list[Advice]:
     """What to do with the strengths that are enough, and where none is."""
     if sweep.undefended.under(sweep.keep_under):
-        text = "No defense was needed against the attacks tried, which is no proof of safety: try others before relying on it."
+        text = (
+            "No defense was needed against the attacks tried, which is no proof of safety: try "
+            "others before relying on it."
+        )
         return [Advice(text, "unsum list attacks")]
-    found = [(curve, point) for curve in sweep.curves if (point := curve.chosen(sweep.keep_under)) is not None]
-    steps = [_step(sweep, curve, point) for curve, point in sorted(found, key=lambda pair: sweep.ruins(pair[1]))]
+    found = [
+        (curve, point)
+        for curve in sweep.curves
+        if (point := curve.chosen(sweep.keep_under)) is not None
+    ]
+    steps = [
+        _step(sweep, curve, point)
+        for curve, point in sorted(found, key=lambda pair: sweep.ruins(pair[1]))
+    ]
     if any(not sweep.ruins(point) for _, point in found):
         return steps
-    reason = "Every defense that is enough ruins the model" if found else "No strength that was tried is enough"
-    other = f"{reason}: let the server see only sums over many clients (secure aggregation), or try other defenses."
+    reason = (
+        "Every defense that is enough ruins the model"
+        if found
+        else "No strength that was tried is enough"
+    )
+    other = (
+        f"{reason}: let the server see only sums over many clients (secure aggregation), or try "
+        "other defenses."
+    )
     return [*steps, Advice(other, "unsum list defenses")]
 
 
 def _step(sweep: SweepResult, curve: Curve, point: Point) -> Advice:
     called = curve.name if point.strength is None else f"{curve.name} of {short(point.strength)}"
     if sweep.ruins(point):
-        return Advice(f"Do not deploy {called}: this defense ruins the model. {closer(sweep, curve)}".strip())
+        return Advice(
+            f"Do not deploy {called}: this defense ruins the model. {closer(sweep, curve)}".strip()
+        )
     price = " What it costs in accuracy was not measured." if math.isnan(sweep.cost(point)) else ""
     proven = point.proven(sweep.keep_under)
     if proven:
         text = f"Deploy {called}, which is proven, and fail the build when it no longer is.{price}"
     else:
         text = (
-            f"Do not rely on {called} alone: the attacks tried read less than {percent(sweep.keep_under)} there, and "
-            f"{stands_at(point)}. Sweep stronger ones for a proof, or fail the build at least where it leaks.{price}"
+            f"Do not rely on {called} alone: the attacks tried read less than "
+            f"{percent(sweep.keep_under)} there, and {stands_at(point)}. Sweep stronger ones for a "
+            f"proof, or fail the build at least where it leaks.{price}"
         )
     named = curve.name if point.strength is None else f"{curve.name}:{short(point.strength)}"
     if sweep.keep_under >= 1 or not sweep.setting.command:
@@ -117,7 +145,8 @@ def _mark(sweep: SweepResult, point: Point) -> str:
 
 
 def _card(sweep: SweepResult, curve: Curve) -> Card:
-    """One defense in a notebook: the interval from the largest leakage found to the ceiling, at every strength."""
+    """One defense in a notebook: the interval from the largest leakage found to the ceiling, at
+    every strength."""
     enough = curve.chosen(sweep.keep_under)
     facts = [
         (
@@ -135,9 +164,17 @@ def _section(sweep: SweepResult, curve: Curve) -> dict[str, Any]:
     """One defense on the page."""
     enough = curve.chosen(sweep.keep_under)
     names = ["no defense", f"{sweep.setting.defenses} alone"]
-    labeled = [*zip(names, sweep.references, strict=False), *((short(p.strength), p) for p in curve.points)]
-    untrained = {point.untrained for _, point in labeled if point.untrained} if sweep.task else set()
-    notes = [closer(sweep, curve), *(f"Not attacked at {label}: {p.refused}" for label, p in labeled if p.refused)]
+    labeled = [
+        *zip(names, sweep.references, strict=False),
+        *((short(p.strength), p) for p in curve.points),
+    ]
+    untrained = (
+        {point.untrained for _, point in labeled if point.untrained} if sweep.task else set()
+    )
+    notes = [
+        closer(sweep, curve),
+        *(f"Not attacked at {label}: {p.refused}" for label, p in labeled if p.refused),
+    ]
     notes += [f"Accuracy was not measured: {reason}" for reason in sorted(untrained)]
     return {
         "curve": curve,

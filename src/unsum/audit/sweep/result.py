@@ -1,4 +1,5 @@
-"""Leakage and accuracy at every strength that was tried, the weakest one that is enough, and sentences for whoever decides."""
+"""Leakage and accuracy at every strength that was tried, the weakest one that is enough, and
+sentences for whoever decides."""
 
 from __future__ import annotations
 
@@ -14,23 +15,26 @@ from unsum.audit.verdict import Level
 from unsum.audit.wording import percent
 from unsum.defend.defense import Axis
 
-DEFAULT_RANGE = "noise=1e-3..10"  # from what no attack minds to what proves something of the default model
+# from what no attack minds to what proves something of the default model
+DEFAULT_RANGE = "noise=1e-3..10"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One defense at several strengths, the weakest first; a switch has no axis and a single point."""
+    """One defense at several strengths, the weakest first; a switch has no axis and a single
+    point."""
 
     name: str
     axis: Axis | None
     points: list[Point]
-    added: bool = False  # the last one, which nobody asked for: the first beyond the others that is proven
+    # the last one, which nobody asked for: the first beyond the others that is proven
+    added: bool = False
 
     def enough(self, level: float) -> Point | None:
         """The weakest strength from which on every one tried keeps all samples under the level.
 
-        A strength whose stronger neighbor leaks again was lucky, and is not enough. One that could not be attacked is
-        neither: no measurement speaks for it.
+        A strength whose stronger neighbor leaks again was lucky, and is not enough. One that could
+        not be attacked is neither: no measurement speaks for it.
         """
         chosen = None
         for point in reversed([p for p in self.points if not p.refused]):
@@ -40,7 +44,8 @@ class Curve:
         return chosen
 
     def chosen(self, level: float) -> Point | None:
-        """The strength to speak of: one that is proven, or else one that keeps the attacks tried out."""
+        """The strength to speak of: one that is proven, or else one that keeps the attacks tried
+        out."""
         return self.proven(level) or self.enough(level)
 
     def proven(self, level: float) -> Point | None:
@@ -57,7 +62,8 @@ class Curve:
 class SweepResult:
     """The answer to: how strong must a defense be here, and what does that cost?
 
-    `references` are the same round without any defense and, where some are applied before the swept one, with these alone.
+    `references` are the same round without any defense and, where some are applied before the swept
+    one, with these alone.
     """
 
     setting: Setting
@@ -81,11 +87,17 @@ class SweepResult:
     def ruins(self, point: Point) -> bool:
         """Whether the model no longer learns, as far as accuracy was measured.
 
-        Where it was not without any defense, the best of all strengths stands for it, which is no more than that.
+        Where it was not without any defense, the best of all strengths stands for it, which is no
+        more than that.
         """
         if point.accuracy is None or self.task is None:
             return False
-        known = [one.accuracy for curve in self.curves for one in curve.points if one.accuracy is not None]
+        known = [
+            one.accuracy
+            for curve in self.curves
+            for one in curve.points
+            if one.accuracy is not None
+        ]
         before = self.undefended.accuracy or max(known, key=lambda one: one.mean)
         return ruins(before, point.accuracy, self.task.chance)
 
@@ -102,7 +114,11 @@ class SweepResult:
             "task": asdict(self.task) if self.task else None,
             "references": [point.to_dict() for point in self.references],
             "sweeps": [
-                {"defense": curve.name, "added": curve.added, "points": [point.to_dict() for point in curve.points]}
+                {
+                    "defense": curve.name,
+                    "added": curve.added,
+                    "points": [point.to_dict() for point in curve.points],
+                }
                 for curve in self.curves
             ],
             "seconds": self.seconds,
@@ -129,15 +145,28 @@ def short(strength: float | None) -> str:
 def headline(sweep: SweepResult) -> str:
     """The answer in one sentence."""
     level = percent(sweep.keep_under)
-    proofs = [(curve, p) for curve in sweep.curves if (p := curve.proven(sweep.keep_under)) is not None]
+    proofs = [
+        (curve, p) for curve in sweep.curves if (p := curve.proven(sweep.keep_under)) is not None
+    ]
     if sweep.undefended.under(sweep.keep_under):
-        return f"Without any defense, the attacks tried already read less than {level} of every sample."
+        return (
+            f"Without any defense, the attacks tried already read less than {level} of every "
+            "sample."
+        )
     if proofs:
         curve, point = _cheapest(sweep, proofs)
-        return f"{_titled(curve, point)} proves that nobody reads {level} of any sample{_price(sweep, point)}."
-    found = [(curve, p) for curve in sweep.curves if (p := curve.enough(sweep.keep_under)) is not None]
+        return (
+            f"{_titled(curve, point)} proves that nobody reads {level} of any "
+            f"sample{_price(sweep, point)}."
+        )
+    found = [
+        (curve, p) for curve in sweep.curves if (p := curve.enough(sweep.keep_under)) is not None
+    ]
     if all(point.refused for curve in sweep.curves for point in curve.points):
-        return "Not decidable: no strength could be attacked, so this page cannot say whether one is enough."
+        return (
+            "Not decidable: no strength could be attacked, so this page cannot say whether one is "
+            "enough."
+        )
     if not found:
         return f"None of the strengths tried keeps every sample under {level}."
     if len(sweep.curves) > 1:
@@ -147,7 +176,10 @@ def headline(sweep: SweepResult) -> str:
         keep = "keeps" if len(found) == 1 else "keep"
         priced = [pair for pair in found if not math.isnan(sweep.cost(pair[1]))]
         least = f"; {_called(*_cheapest(sweep, priced))} costs least" if len(priced) > 1 else ""
-        kept = f"{len(found)} of {len(sweep.curves)} defenses {keep} the attacks tried under {level}{least}{ruined}"
+        kept = (
+            f"{len(found)} of {len(sweep.curves)} defenses {keep} the attacks tried under "
+            f"{level}{least}{ruined}"
+        )
         return f"{kept}; {'it is not' if len(found) == 1 else 'none of them is'} proven."
     curve, point = found[0]
     kept = f"{_titled(curve, point)} keeps the attacks tried under {level}{_price(sweep, point)}"
@@ -161,7 +193,8 @@ def _cheapest(sweep: SweepResult, pairs: list[tuple[Curve, Point]]) -> tuple[Cur
 
 
 def level(sweep: SweepResult) -> Level:
-    """The color of the answer: whether all, some or none of the defenses can be set strong enough and leave a model to train."""
+    """The color of the answer: whether all, some or none of the defenses can be set strong enough
+    and leave a model to train."""
     if all(point.refused for curve in sweep.curves for point in curve.points):
         return "open"
     enough = [curve.enough(sweep.keep_under) for curve in sweep.curves]
@@ -176,7 +209,11 @@ def sentences(sweep: SweepResult) -> list[str]:
     """One for no defense and one for each defense that was tried."""
     point = sweep.undefended
     first = f"Without any defense, {_leaking(sweep, point)}"
-    trained = f"; a small network learns to {percent(point.accuracy.mean)} accuracy." if point.accuracy else "."
+    trained = (
+        f"; a small network learns to {percent(point.accuracy.mean)} accuracy."
+        if point.accuracy
+        else "."
+    )
     return [first + trained, *(_sentence(sweep, curve) for curve in sweep.curves)]
 
 
@@ -192,40 +229,58 @@ def _kept(sweep: SweepResult, curve: Curve, point: Point) -> str:
     """The strength that keeps the attacks tried out, which proves nothing."""
     weakest = " is the weakest strength tried that keeps" if curve.axis else " keeps"
     labels = (
-        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same." if point.labels_read else ""
+        f" {point.labels_right} of {len(sweep.titles)} labels were found all the same."
+        if point.labels_read
+        else ""
     )
-    against = f"{_titled(curve, point)}{weakest} the attacks tried under {percent(sweep.keep_under)}"
+    against = (
+        f"{_titled(curve, point)}{weakest} the attacks tried under {percent(sweep.keep_under)}"
+    )
     return f"{against}{_price(sweep, point)}.{labels}"
 
 
 def _not_enough(sweep: SweepResult, curve: Curve) -> str:
     measured = [p for p in curve.points if not p.refused]
     if not measured:
-        return f"{_capital(curve.name)} could not be attacked, so nothing speaks for it. {curve.points[0].refused}"
+        return (
+            f"{_capital(curve.name)} could not be attacked, so nothing speaks for it. "
+            f"{curve.points[0].refused}"
+        )
     strongest = measured[-1]
     leaking = _leaking(sweep, strongest)
     if curve.axis is None:
         return f"{_capital(curve.name)} is not enough: {leaking}{_paid(sweep, strongest)}."
     reached = f"at {short(strongest.strength)}, the strongest, {leaking}"
-    return f"{_capital(curve.name)}: none of the strengths tried is enough; {reached}{_paid(sweep, strongest)}."
+    return (
+        f"{_capital(curve.name)}: none of the strengths tried is enough; "
+        f"{reached}{_paid(sweep, strongest)}."
+    )
 
 
 def _proof(sweep: SweepResult, curve: Curve) -> str:
     """From which strength on nobody reads the level, whatever is tried, and what that costs."""
     point, level = curve.proven(sweep.keep_under), percent(sweep.keep_under)
     if point is None:
-        lowest = min(curve.points, key=lambda one: one.ceiling if one.ceiling == one.ceiling else math.inf)
+        lowest = min(
+            curve.points, key=lambda one: one.ceiling if one.ceiling == one.ceiling else math.inf
+        )
         best = stands_at(lowest)
         return (
-            f"It is not proven: {best}." if len(curve.points) == 1 else f"No strength tried is proven: at best, {best}."
+            f"It is not proven: {best}."
+            if len(curve.points) == 1
+            else f"No strength tried is proven: at best, {best}."
         )
     weakest = " is the weakest strength tried that" if curve.axis else ""
     further = " It was added: no strength asked for is proven." if curve.added else ""
-    return f"{_titled(curve, point)}{weakest} proves that nobody reads {level} of any sample{_price(sweep, point)}.{further}"
+    return (
+        f"{_titled(curve, point)}{weakest} proves that nobody reads {level} of any "
+        f"sample{_price(sweep, point)}.{further}"
+    )
 
 
 def closer(sweep: SweepResult, curve: Curve) -> str:
-    """How to find the strength that is just enough more closely, where there is room between two that were tried."""
+    """How to find the strength that is just enough more closely, where there is room between two
+    that were tried."""
     point = curve.enough(sweep.keep_under)
     measured = [p for p in curve.points if not p.refused]
     if curve.axis is None or curve.axis.whole or point is None or point is measured[0]:
@@ -233,14 +288,18 @@ def closer(sweep: SweepResult, curve: Curve) -> str:
     weaker = measured[measured.index(point) - 1]
     low, high = sorted([short(weaker.strength), short(point.strength)], key=float)
     return (
-        f"Between {short(weaker.strength)} and {short(point.strength)} the largest leakage falls from {percent(weaker.worst)} to "
-        f"{percent(point.worst)}; --sweep {curve.name}={low}..{high} finds the place more closely."
+        f"Between {short(weaker.strength)} and {short(point.strength)} the largest leakage falls "
+        f"from {percent(weaker.worst)} to {percent(point.worst)}; --sweep "
+        f"{curve.name}={low}..{high} finds the place more closely."
     )
 
 
 def _leaking(sweep: SweepResult, point: Point) -> str:
     count, total = point.over(sweep.keep_under), len(sweep.titles)
-    return f"{count} of {total} samples {'leaks' if count == 1 else 'leak'} {percent(sweep.keep_under)} or more"
+    return (
+        f"{count} of {total} samples {'leaks' if count == 1 else 'leak'} "
+        f"{percent(sweep.keep_under)} or more"
+    )
 
 
 def _called(curve: Curve, point: Point) -> str:
@@ -267,4 +326,7 @@ def _paid(sweep: SweepResult, point: Point) -> str:
         return ""
     if sweep.undefended.accuracy is None:
         return f", and accuracy is {percent(point.accuracy.mean)}"
-    return f", and accuracy is {percent(point.accuracy.mean)} instead of {percent(sweep.undefended.accuracy.mean)}"
+    return (
+        f", and accuracy is {percent(point.accuracy.mean)} instead of "
+        f"{percent(sweep.undefended.accuracy.mean)}"
+    )

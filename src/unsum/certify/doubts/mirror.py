@@ -1,7 +1,8 @@
-"""Two answers, yes and no: a sample and its negative with all labels exchanged send one gradient where no bias tells them apart.
+"""Two answers, yes and no: a sample and its negative with all labels exchanged send one gradient
+where no bias tells them apart.
 
-σ(−l) − (1 − y) = −(σ(l) − y), and −f undoes the sign. A bias b turns l into −l + 2b and shows it, if it is large enough. So it
-is under binary cross-entropy, and for a softmax over two classes.
+σ(−l) − (1 − y) = −(σ(l) − y), and −f undoes the sign. A bias b turns l into −l + 2b and shows it,
+if it is large enough. So it is under binary cross-entropy, and for a softmax over two classes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,17 @@ def doubt_mirror(question: Question) -> list[str]:
     if not (two or loss.name == "bce") or question.knowledge.labels is not None or Y is None:
         return []
     B = len(Y)
-    for kept in [torch.arange(B) == i for i in range(min(B, _TRIED))] + [torch.ones(B, dtype=torch.bool)]:
+    for kept in [torch.arange(B) == i for i in range(min(B, _TRIED))] + [
+        torch.ones(B, dtype=torch.bool)
+    ]:
         turned = kept.to(Y.device)[:, None]
         at = replace(candidate.at, T=torch.where(turned, -candidate.at.T, candidate.at.T))
         equation = replace(candidate.equation, Y=torch.where(turned, 1 - Y, Y))
         if reweighted(question.observation, equation, at).certificate.misfit < 2 * question.misfit:
-            return ["A sample and its negative with all labels exchanged look alike here: no bias tells them apart."]
+            return [
+                (
+                    "A sample and its negative with all labels exchanged look alike here: no bias "
+                    "tells them apart."
+                )
+            ]
     return []

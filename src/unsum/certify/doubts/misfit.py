@@ -32,39 +32,56 @@ def doubt_explanation(question: Question) -> list[str]:
     if candidate.explains:
         return []
     doubts = [
-        f"The answer misses the gradient by {misfit:.1e} times its noise: it is the best of several starts, not a solution."
+        (
+            f"The answer misses the gradient by {misfit:.1e} times its noise: it is the best of "
+            "several starts, not a solution."
+        )
     ]
     if question.observation.classes - 1 <= B:
-        doubts.append("A batch of about as many samples as classes or more leaves too few equations.")
+        doubts.append(
+            "A batch of about as many samples as classes or more leaves too few equations."
+        )
     return doubts
 
 
 def doubt_misfit(question: Question, predicted: float) -> list[str]:
-    """A residual of several times the noise is no noise: it need not scatter, and may shift the answer by more than noise would.
+    """A residual of several times the noise is no noise: it need not scatter, and may shift the
+    answer by more than noise would.
 
-    Among samples that resemble each other other labels at another scale may come that close; then features are vague as well.
-    Noise that was added is measured, and not estimated on the safe side as rounding is: it leaves no room.
+    Among samples that resemble each other other labels at another scale may come that close; then
+    features are vague as well. Noise that was added is measured, and not estimated on the safe side
+    as rounding is: it leaves no room.
     """
     misfit = question.candidate.certificate.misfit
     if not question.candidate.explains or predicted >= TRUSTED_ERROR:
         return []
     unexplained = misfit / _left_by_rounding(question)
-    if predicted * unexplained**2 < TRUSTED_ERROR and not (question.observation.noise.added and misfit > MEASURED):
+    if predicted * unexplained**2 < TRUSTED_ERROR and not (
+        question.observation.noise.added and misfit > MEASURED
+    ):
         return []
-    return [f"The answer misses the gradient by {misfit:.0f} times its noise: it may be farther off than predicted."]
+    return [
+        (
+            f"The answer misses the gradient by {misfit:.0f} times its noise: it may be farther "
+            "off than predicted."
+        )
+    ]
 
 
 def _left_by_rounding(question: Question) -> float:
-    """The misfit that one rounding to fewer digits leaves of the truth; 1 where that is not all that happened.
+    """The misfit that one rounding to fewer digits leaves of the truth; 1 where that is not all
+    that happened.
 
-    The noise of a row is a mean over its entries. But an entry's rounding is a share of that entry, and entries are large where
-    features are, which is where A looks: the few large ones count most.
+    The noise of a row is a mean over its entries. But an entry's rounding is a share of that entry,
+    and entries are large where features are, which is where A looks: the few large ones count most.
     """
     head, observation = question.head, question.observation
     if observation.noise.added or not is_coarse(head) or head.sent_W is not None:
         return 1.0
     looked_at = observation.A.square().mean(0)  # (H,), in the mean over directions
-    squares = torch.cat([head.grad_W[rows].double().square() @ looked_at for rows in head.row_blocks()])
+    squares = torch.cat(
+        [head.grad_W[rows].double().square() @ looked_at for rows in head.row_blocks()]
+    )
     weight = question.candidate.equation.weight
     left = rounding_of_an_entry(head) * (squares * weight.square()).mean().sqrt()
     return max(1.0, float(left.nan_to_num(nan=1.0)))

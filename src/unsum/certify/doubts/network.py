@@ -21,11 +21,13 @@ def doubt_network(head: Head, method: str, loss: str) -> list[str]:
     check, doubts = head.check, list(head.check.doubts)
     if check.shifted and loss.partition(":")[0] not in _SOFTMAX:
         doubts.append(
-            f"The model normalizes its logits (log_softmax), which the loss {loss!r} feels: nothing is claimed."
+            f"The model normalizes its logits (log_softmax), which the loss {loss!r} feels: "
+            "nothing is claimed."
         )
     if check.shared and method not in _READS_TIED:
         doubts.append(
-            "The head's weight is used elsewhere in the model, too, so its gradient is of both: nothing is claimed."
+            "The head's weight is used elsewhere in the model, too, so its gradient is of both: "
+            "nothing is claimed."
         )
     return doubts
 

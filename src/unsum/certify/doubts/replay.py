@@ -1,8 +1,8 @@
 """What the gradient of a recovered batch, computed anew, leaves of the one that was sent.
 
-A sample that the model has memorized sends next to nothing. It may be missing, or made up, and the whole gradient hardly changes:
-a small relative difference confirms nothing. So the rest is weighed against what every single sample sends, tensor by tensor,
-and it may be no larger than rounding.
+A sample that the model has memorized sends next to nothing. It may be missing, or made up, and the
+whole gradient hardly changes: a small relative difference confirms nothing. So the rest is weighed
+against what every single sample sends, tensor by tensor, and it may be no larger than rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from unsum.engine.twins import FAR
 from unsum.knowledge import Knowledge
 
 TRACE = 1e-5  # of the gradient: who sends less than this and is missing makes no claim false
-_WEIGHED = 3.0  # times a sample's own weight, at most, that a hidden one has. Chosen by: class weights
+# times a sample's own weight, at most, that a hidden one has. Chosen by: class weights
+_WEIGHED = 3.0
 _WHOLE = 1e-6  # of a whole number, at the least: a divisor that is as near to it counts samples
 
 
@@ -27,8 +28,8 @@ def doubt_rest(replay: Replay) -> list[str]:
         return []
     return [
         f"The answer's own gradient misses what was sent by {replay.excess:.1g} times what "
-        "rounding explains: "
-        "there is noise in it (rounded weights leave some in their difference), or a sample is wrong or missing."
+        "rounding explains: there is noise in it (rounded weights leave some in their difference), "
+        "or a sample is wrong or missing."
     ]
 
 
@@ -41,11 +42,17 @@ def doubt_unexplained(replay: Replay, what: str) -> list[str]:
 
 
 def doubt_invisible(seen: Tensor, what: str) -> list[str]:
-    """The doubt about samples (n,) whose own gradient drowns in what is left: they may be made up."""
+    """The doubt about samples (n,) whose own gradient drowns in what is left: they may be made
+    up."""
     hidden = (~seen).nonzero()[:, 0].tolist()
     if not hidden:
         return []
-    return [f"{what} {name_some(hidden)} would send hardly more than rounding: nothing tells that it was there."]
+    return [
+        (
+            f"{what} {name_some(hidden)} would send hardly more than rounding: nothing tells that "
+            "it was there."
+        )
+    ]
 
 
 def doubt_drowned(shown: Tensor) -> list[str]:
@@ -73,20 +80,36 @@ def doubt_several(
     return [f"{who} may be several {differ}: these would look like one here{end}"]
 
 
-def doubt_exchanged(features: Tensor, labels: Tensor, inputs: Tensor, weight: float, level: float) -> list[str]:
-    """The doubt that two samples' labels were exchanged: α (e_y − e_y') (f − f')ᵀ is all that would show in the head.
+def doubt_exchanged(
+    features: Tensor, labels: Tensor, inputs: Tensor, weight: float, level: float
+) -> list[str]:
+    """The doubt that two samples' labels were exchanged: α (e_y − e_y') (f − f')ᵀ is all that would
+    show in the head.
 
-    `features` (n, H) with `labels` (n,), each of `weight` α, in a head where `level` is seen. Samples of equal `inputs` (n,),
-    which are numbered, have nothing to exchange.
+    `features` (n, H) with `labels` (n,), each of `weight` α, in a head where `level` is seen.
+    Samples of equal `inputs` (n,), which are numbered, have nothing to exchange.
     """
-    apart = 2**0.5 * weight * torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
+    apart = (
+        2**0.5
+        * weight
+        * torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
+    )
     close = (apart <= level) & (labels[:, None] != labels) & (inputs[:, None] != inputs)
     alike = close.any(1).nonzero()[:, 0].tolist()
-    return [f"Samples {name_some(alike)} are so alike that their labels may be exchanged."] if alike else []
+    return (
+        [f"Samples {name_some(alike)} are so alike that their labels may be exchanged."]
+        if alike
+        else []
+    )
 
 
 def doubt_relabeled(
-    logits: Tensor, labels: Tensor, features: Tensor, weight: float, level: float, granted: int | None
+    logits: Tensor,
+    labels: Tensor,
+    features: Tensor,
+    weight: float,
+    level: float,
+    granted: int | None,
 ) -> list[str]:
     """The doubt that an input occurs once more, with another label, and only the scale shows it.
 
@@ -131,21 +154,31 @@ def doubt_relabeled(
     ]
 
 
-def doubt_missing(replay: Replay, number: int, granted: int | None, scale: float | None) -> list[str]:
+def doubt_missing(
+    replay: Replay, number: int, granted: int | None, scale: float | None
+) -> list[str]:
     """The doubt that a sample without a trace is missing.
 
-    `number` samples were found. `granted` is how many there were, where somebody said so. `scale` is the gradient's, compared
-    with the mean over those that were found; None where a mean does not count them. A plain mean over more has a larger
-    divisor. That the divisor fits proves nothing: the gradient may have been multiplied.
+    `number` samples were found. `granted` is how many there were, where somebody said so. `scale`
+    is the gradient's, compared with the mean over those that were found; None where a mean does not
+    count them. A plain mean over more has a larger divisor. That the divisor fits proves nothing:
+    the gradient may have been multiplied.
     """
     if granted is not None:
         return [f"{number} samples were found, {granted} granted."] if granted != number else []
     total = number / max(scale or 1.0, number * 1e-9)
-    if number < round(total) <= 2 * number + 8 and abs(total / round(total) - 1) < max(_WHOLE, replay.unseen):
-        return [f"The mean is one over {round(total)} samples, {number} were found: the others left no trace."]
+    if number < round(total) <= 2 * number + 8 and abs(total / round(total) - 1) < max(
+        _WHOLE, replay.unseen
+    ):
+        return [
+            (
+                f"The mean is one over {round(total)} samples, {number} were found: the others "
+                "left no trace."
+            )
+        ]
     if replay.unseen < TRACE:
         return []
     return [
-        f"A sample that sends {100 * replay.unseen:.1g} % of the gradient, as memorized ones do, may be missing without a trace; "
-        "the batch size would tell."
+        f"A sample that sends {100 * replay.unseen:.1g} % of the gradient, as memorized ones do, "
+        "may be missing without a trace; the batch size would tell."
     ]

@@ -1,14 +1,16 @@
 """The contrast of a batch that BatchNorm normalizes: the first layer's gradients tell it.
 
-Behind a convolution z = W ∗ x, BatchNorm in train mode writes x̂ = (z − μ)/√(σ² + ε). Longer weights of a channel change x̂ through
-ε alone, so that the gradient is nearly at right angles to them, and by how much it is not says what σ² is:
+Behind a convolution z = W ∗ x, BatchNorm in train mode writes x̂ = (z − μ)/√(σ² + ε). Longer
+weights of a channel change x̂ through ε alone, so that the gradient is nearly at right angles to
+them, and by how much it is not says what σ² is:
 
     ⟨W, ∇W⟩ = γ ∇γ · ε / (σ² + ε)            for every channel
 
-The left side is a small difference of large numbers. Rounding leaves a hundredth of a channel's σ², and a thousandth or so of
-the scale of the pictures, which all channels share. How much it leaves differs from channel to channel a hundredfold, and the
-pictures themselves tell: sent again in float32, in other orders and a rounding apart, they miss the equation by as much as the
-client did. Each channel counts by that. How far the channels scatter about the scale says how well it is known.
+The left side is a small difference of large numbers. Rounding leaves a hundredth of a channel's σ²,
+and a thousandth or so of the scale of the pictures, which all channels share. How much it leaves
+differs from channel to channel a hundredfold, and the pictures themselves tell: sent again in
+float32, in other orders and a rounding apart, they miss the equation by as much as the client did.
+Each channel counts by that. How far the channels scatter about the scale says how well it is known.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from unsum.update import Update
 
 _SCALES = 20_001  # tried, from a tenth to ten times: steps of 2e-4, below what rounding leaves
 _AGAIN = 8  # times that pictures are sent again, for the rounding of each channel
-_APART = 1e-6  # relative, of pictures that are sent again: enough for another rounding, too little for another gradient
+# relative, of pictures that are sent again: enough for another rounding, too little for another
+# gradient
+_APART = 1e-6
 _DRAWN = 2.0  # sendings that the usual rounding counts for
 _UNLIKE = 3.0  # times more left at the best scale than without any: then nothing is told
 
@@ -39,7 +43,9 @@ class Contrast:
     error: float
 
 
-def told_scale(model: nn.Module, update: Update, pictures: Tensor, targets: Tensor) -> Contrast | None:
+def told_scale(
+    model: nn.Module, update: Update, pictures: Tensor, targets: Tensor
+) -> Contrast | None:
     """The factor for the deviations that the first layer's gradients tell; None where they do not.
 
     `targets` (B, C) are the pictures' labels, for what rounding does to a gradient.
@@ -70,7 +76,9 @@ def told_scale(model: nn.Module, update: Update, pictures: Tensor, targets: Tens
     squares = torch.logspace(-2, 2, _SCALES, dtype=torch.float64, device=W.device)[:, None]
     left = ((inner - along / (squares * variances + bn.eps)) / rounding).square().sum(1)
     best = int(left.argmin())
-    if best in (0, _SCALES - 1) or _UNLIKE * float(left[best]) > float((inner / rounding).square().sum()):
+    if best in (0, _SCALES - 1) or _UNLIKE * float(left[best]) > float(
+        (inner / rounding).square().sum()
+    ):
         return None
     at = squares[best, 0] * variances
     off = (inner - along / (at + bn.eps)) / rounding
@@ -88,18 +96,26 @@ def _sent_again(
         for _ in range(_AGAIN):
             order = torch.randperm(len(pictures), generator=generator).to(pictures.device)
             off = _APART * torch.randn(pictures.shape, generator=generator).to(pictures)
-            yield gradient((pictures * (1 + off))[order].float(), targets.to(pictures)[order].float(), 1.0)
+            yield gradient(
+                (pictures * (1 + off))[order].float(), targets.to(pictures)[order].float(), 1.0
+            )
 
 
 def _spread(missed: Tensor, W: Tensor, grad_W: Tensor) -> Tensor:
-    """(O,) the deviation of each channel's (K, O) misses, drawn a little towards what channels of its size have: K are few."""
+    """(O,) the deviation of each channel's (K, O) misses, drawn a little towards what channels of
+    its size have: K are few."""
     size = (W.flatten(1).norm(dim=1) * grad_W.flatten(1).norm(dim=1)).clamp_min(1e-300)
     usual = size.square() * (missed / size).square().mean(0).median()
-    return ((missed.square().sum(0) + _DRAWN * usual) / (len(missed) + _DRAWN)).sqrt().clamp_min(1e-300)
+    return (
+        ((missed.square().sum(0) + _DRAWN * usual) / (len(missed) + _DRAWN))
+        .sqrt()
+        .clamp_min(1e-300)
+    )
 
 
 def _standard_error(off: Tensor, slope: Tensor) -> float:
-    """Of a number that channels with these slopes tell, from how far they are off; the larger of two ways to reckon.
+    """Of a number that channels with these slopes tell, from how far they are off; the larger of
+    two ways to reckon.
 
     One takes all channels to be equally noisy, the other each to be as noisy as it is off.
     """
@@ -110,7 +126,8 @@ def _standard_error(off: Tensor, slope: Tensor) -> float:
 
 
 def _first_layer(model: nn.Module, pictures: Tensor) -> tuple[str, str, Tensor] | None:
-    """Names of the convolution that reads the pictures and of the train-mode BatchNorm that reads what it writes, and that."""
+    """Names of the convolution that reads the pictures and of the train-mode BatchNorm that reads
+    what it writes, and that."""
     wrote: dict[str, Tensor] = {}
     pairs: list[tuple[str, str, Tensor]] = []
 

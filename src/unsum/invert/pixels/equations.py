@@ -1,7 +1,9 @@
-"""What pictures make a layer read, less what it read: the residual of the least squares, and its derivative as two products.
+"""What pictures make a layer read, less what it read: the residual of the least squares, and its
+derivative as two products.
 
-In eval mode every sample stands for itself. In train mode BatchNorm's statistics tie the batch together, and the whole batch is
-one problem, unless the statistics are held: those that the client sent along, or a guess.
+In eval mode every sample stands for itself. In train mode BatchNorm's statistics tie the batch
+together, and the whole batch is one problem, unless the statistics are held: those that the client
+sent along, or a guess.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class _ReadIt(Exception):  # noqa: N818 (not an error: the rest of the pass is n
 
 @dataclass(frozen=True)
 class Read:
-    """(B, C, h, w) what a layer reads, and what went into the ReLU before it, where that is all that stands before it."""
+    """(B, C, h, w) what a layer reads, and what went into the ReLU before it, where that is all
+    that stands before it."""
 
     maps: Tensor
     before: Tensor | None
@@ -71,7 +74,10 @@ def read_all(model: nn.Module, layers: Collection[str], pictures: Tensor) -> dic
         if len(seen) == len(layers):
             raise _ReadIt
 
-    hooks = [model.get_submodule(layer).register_forward_pre_hook(partial(reached, layer)) for layer in layers]
+    hooks = [
+        model.get_submodule(layer).register_forward_pre_hook(partial(reached, layer))
+        for layer in layers
+    ]
     try:
         with _Relus() as relus:
             model(pictures)
@@ -84,11 +90,14 @@ def read_all(model: nn.Module, layers: Collection[str], pictures: Tensor) -> dic
 
 
 def least(maps: Tensor) -> Tensor:
-    """(B, 1, 1, 1) what is below may be a ReLU's zero, read back with rounding: maps that a walk gives err by 1e-5."""
+    """(B, 1, 1, 1) what is below may be a ReLU's zero, read back with rounding: maps that a walk
+    gives err by 1e-5."""
     return _ZERO * maps.square().mean((1, 2, 3), keepdim=True).sqrt()
 
 
-def _note(seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _note(
+    seen: dict[str, Tensor], name: str, _module: nn.Module, inputs: tuple[Tensor, ...]
+) -> None:
     seen[name] = inputs[0]
 
 
@@ -103,7 +112,8 @@ class Derivative:
 
 @dataclass(frozen=True)
 class MapTarget:
-    """The maps (B, C, h, w) that `layer` read, and which of their entries are known; the others are zero."""
+    """The maps (B, C, h, w) that `layer` read, and which of their entries are known; the others are
+    zero."""
 
     layer: str
     maps: Tensor
@@ -119,8 +129,13 @@ class MapTarget:
         return self.maps.flatten(1).norm(dim=1).clamp_min(TINY).view(-1, 1, 1, 1)
 
     def misfit(self, read: Read) -> Tensor:
-        """Where the map is positive, what went into the ReLU before it counts: behind it, a negative one has no derivative."""
-        found = read.maps if read.before is None else torch.where(self.maps > least(self.maps), read.before, read.maps)
+        """Where the map is positive, what went into the ReLU before it counts: behind it, a
+        negative one has no derivative."""
+        found = (
+            read.maps
+            if read.before is None
+            else torch.where(self.maps > least(self.maps), read.before, read.maps)
+        )
         return self.known * (found - self.maps) / self.sizes
 
     def of_rows(self, rows: Tensor) -> MapTarget:
@@ -129,7 +144,8 @@ class MapTarget:
 
 @dataclass
 class OwnSquares:
-    """JᵀJ of every picture by its own pixels (B, n, n), as of the pictures that were seen last (`own_squares` computes it)."""
+    """JᵀJ of every picture by its own pixels (B, n, n), as of the pictures that were seen last
+    (`own_squares` computes it)."""
 
     squares: Tensor | None = None
     products: int = 0  # of J and Jᵀ since then
@@ -137,7 +153,8 @@ class OwnSquares:
 
 @dataclass(frozen=True)
 class Hint:
-    """What gradients say of the maps that `told.layer` reads, which are of that `size`: each sample's share counts alike."""
+    """What gradients say of the maps that `told.layer` reads, which are of that `size`: each
+    sample's share counts alike."""
 
     told: MapHint
     size: Tensor
@@ -148,11 +165,13 @@ class Hint:
 
 @dataclass(frozen=True)
 class Equations:
-    """read(x)/‖map‖ − map/‖map‖ for the maps that layers read, the first of them the main one; every sample counts the same."""
+    """read(x)/‖map‖ − map/‖map‖ for the maps that layers read, the first of them the main one;
+    every sample counts the same."""
 
     model: nn.Module
     targets: tuple[MapTarget, ...]
-    norms: Mapping[str, _BatchNorm]  # that normalize by the batch's own statistics, unless these are held
+    # that normalize by the batch's own statistics, unless these are held
+    norms: Mapping[str, _BatchNorm]
     hint: Hint | None = None
     end: float = math.inf  # when a search that has not ended by itself does
     own: OwnSquares = field(default_factory=OwnSquares)  # what helps conjugate gradients
@@ -184,11 +203,14 @@ class Equations:
         parts: list[MapTarget | Hint] = [*self.targets, *([] if self.hint is None else [self.hint])]
         names = [part.layer if isinstance(part, MapTarget) else part.told.layer for part in parts]
         read = read_all(self.model, dict.fromkeys(names), pictures)
-        found = [part.misfit(read[name]).flatten(1) for part, name in zip(parts, names, strict=True)]
+        found = [
+            part.misfit(read[name]).flatten(1) for part, name in zip(parts, names, strict=True)
+        ]
         return torch.cat(found, 1)[:, :, None, None]
 
     def misfits(self, pictures: Tensor) -> Tensor:
-        """(B,) what each picture leaves of its maps, relative: the mean over layers, and over the hint."""
+        """(B,) what each picture leaves of its maps, relative: the mean over layers, and over the
+        hint."""
         with torch.no_grad():
             left = self.residual(pictures).flatten(1).norm(dim=1)
         return left / (len(self.targets) + (self.hint is not None)) ** 0.5
@@ -199,13 +221,19 @@ class Equations:
 
     def of(self, rows: Tensor) -> Equations:
         """Those of some samples alone."""
-        return replace(self, targets=tuple(target.of_rows(rows) for target in self.targets), own=OwnSquares())
+        return replace(
+            self, targets=tuple(target.of_rows(rows) for target in self.targets), own=OwnSquares()
+        )
 
     def hold(self, pictures: Tensor, sent: BatchStatistics | None = None) -> None:
-        """Take the statistics of these pictures, or those that were sent of as many, for constants: samples stand alone."""
+        """Take the statistics of these pictures, or those that were sent of as many, for constants:
+        samples stand alone."""
         self.release()
         seen: dict[str, Tensor] = {}
-        hooks = [norm.register_forward_pre_hook(partial(_note, seen, name)) for name, norm in self.norms.items()]
+        hooks = [
+            norm.register_forward_pre_hook(partial(_note, seen, name))
+            for name, norm in self.norms.items()
+        ]
         with torch.no_grad():
             read_all(self.model, [target.layer for target in self.targets], pictures)
         for hook in hooks:
@@ -214,8 +242,14 @@ class Equations:
             dims = [0, *range(2, read.ndim)]
             mean, variance = read.mean(dims), read.var(dims, correction=0)
             if sent is not None:  # BatchNorm divides by n, and keeps what was divided by n − 1
-                mean, variance = sent.means[name], sent.variances[name] * (1 - read.shape[1] / read.numel())
-            self.norms[name].running_mean, self.norms[name].running_var = mean.to(read), variance.to(read)
+                mean, variance = (
+                    sent.means[name],
+                    sent.variances[name] * (1 - read.shape[1] / read.numel()),
+                )
+            self.norms[name].running_mean, self.norms[name].running_var = (
+                mean.to(read),
+                variance.to(read),
+            )
         for norm in self.norms.values():
             norm.eval()
 
@@ -227,7 +261,8 @@ class Equations:
     def linear(self, pictures_of: Product, unknowns: Tensor) -> Derivative:
         """The derivative by `unknowns`, of which `pictures_of` makes pictures.
 
-        J v is the derivative of u ↦ Jᵀ u, which costs one more pass back and takes no memory for tangents.
+        J v is the derivative of u ↦ Jᵀ u, which costs one more pass back and takes no memory for
+        tangents.
         """
         with torch.enable_grad():
             x = unknowns.detach().requires_grad_()
@@ -260,9 +295,11 @@ def posed(
     hint: MapHint | None = None,
     like: Tensor | None = None,
 ) -> Iterator[Equations]:
-    """The equations of what layers read, NaN where nothing tells it, computed by a copy of the model in `dtype`.
+    """The equations of what layers read, NaN where nothing tells it, computed by a copy of the
+    model in `dtype`.
 
-    `like` are pictures whose maps are as large as those of which there is a hint. TF32 would leave nothing below 1e-3.
+    `like` are pictures whose maps are as large as those of which there is a hint. TF32 would leave
+    nothing below 1e-3.
     """
     own = copy.deepcopy(model).to(dtype)
     for module in own.modules():

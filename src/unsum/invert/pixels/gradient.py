@@ -20,9 +20,13 @@ def computing(model: nn.Module, dtype: torch.dtype, names: list[str]) -> Iterato
     own = copy.deepcopy(model).to(dtype)
     parameters = [dict(own.named_parameters())[name] for name in names]
 
-    def gradient(pictures: Tensor, targets: Tensor, weight: float, only: int | None = None) -> list[Tensor]:
+    def gradient(
+        pictures: Tensor, targets: Tensor, weight: float, only: int | None = None
+    ) -> list[Tensor]:
         with torch.enable_grad():
-            losses = nn.functional.cross_entropy(main_output(own(pictures)), targets, reduction="none")
+            losses = nn.functional.cross_entropy(
+                main_output(own(pictures)), targets, reduction="none"
+            )
             loss = weight * (losses.sum() if only is None else losses[only])
             return list(torch.autograd.grad(loss, parameters, materialize_grads=True))
 

@@ -2,8 +2,9 @@
 
     minimize ‖read(x) − map‖² over the pixels x           read: what the layer reads of a picture
 
-There is no prior and nothing is learned: where the map has more numbers than the picture, the picture is the only one that
-explains it, but for what the equations do not see. What that is, the derivative at the solution tells (`judge`).
+There is no prior and nothing is learned: where the map has more numbers than the picture, the
+picture is the only one that explains it, but for what the equations do not see. What that is, the
+derivative at the solution tells (`judge`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from unsum.models.built import Normalize
 from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
-_CONTRADICTED = 0.1  # misfit from which a hint is left out: where a walk has lost its way, gradients are taken wrongly
-_LEVELED = "The contrast is the one that puts every pixel on one of 256 levels, as photos have them."
+# misfit from which a hint is left out: where a walk has lost its way, gradients are taken wrongly
+_CONTRADICTED = 0.1
+_LEVELED = (
+    "The contrast is the one that puts every pixel on one of 256 levels, as photos have them."
+)
 _RESEMBLES = 0.5  # share of a picture's variance from which a guess shows what is on it
 
 
@@ -41,8 +45,8 @@ _RESEMBLES = 0.5  # share of a picture's variance from which a guess shows what 
 class SolvedPixels:
     """Pictures (B, c, h, w) as the model takes them, in the leak's order.
 
-    `misfit` (B,) is what they leave of the map, relative; `errors` (B,) are predicted, relative, infinite where nothing
-    determines a picture; `exact` (B,) is the certificate.
+    `misfit` (B,) is what they leave of the map, relative; `errors` (B,) are predicted, relative,
+    infinite where nothing determines a picture; `exact` (B,) is the certificate.
     """
 
     images: Tensor
@@ -64,10 +68,12 @@ def solve_pixels(
     seconds: float = math.inf,
     progress: Progress = SILENT,
 ) -> SolvedPixels:
-    """The pictures behind the largest map in `leak.inner`, of a model in the client's own mode, train or eval.
+    """The pictures behind the largest map in `leak.inner`, of a model in the client's own mode,
+    train or eval.
 
-    `update` has the statistics that the client may have sent, and the gradient that a claim stands on; without it there is none.
-    `shape` is one picture's, (channels, height, width), where the map alone does not tell it. After `seconds` the search ends.
+    `update` has the statistics that the client may have sent, and the gradient that a claim stands
+    on; without it there is none. `shape` is one picture's, (channels, height, width), where the map
+    alone does not tell it. After `seconds` the search ends.
     """
     bare, normalize = without_normalization(model)
     if normalize is None:
@@ -128,10 +134,16 @@ def _solved(
         # What is left after that shows through BatchNorm's ε alone, which float32 does not resolve.
         with posed(model, reach.layers, torch.float64, end, hint, like) as equations:
             equations = replace(equations, own=own)
-            near = best_scale(equations, found.double()) if told is None else told.factor * found.double()
+            near = (
+                best_scale(equations, found.double())
+                if told is None
+                else told.factor * found.double()
+            )
             fine = polish(equations, near, progress, scaled=told is not None)
             found, misfit = fine.z, fine.misfit
-            solution = Solution.at(equations, reach, found, misfit, None if told is None else told.error)
+            solution = Solution.at(
+                equations, reach, found, misfit, None if told is None else told.error
+            )
             if leveled is not None:
                 solution.notes.append(_LEVELED)
             misfit = equations.misfits(found)
@@ -140,16 +152,24 @@ def _solved(
         errors, exact = errors_of_photos(found, errors, exact, normalize)
     count = int((misfit < EXPLAINED).sum())
     notes = [
-        f"Pixels were solved for: {reach.told}. {count} of {len(exact)} pictures explain it to {EXPLAINED:g} "
-        f"(worst misfit {float(misfit.max()):.1g}), {int(exact.sum())} are certified.",
-        *([] if reach.determined else ["Not every pixel is determined: finer detail than the map tells is a guess."]),
+        f"Pixels were solved for: {reach.told}. {count} of {len(exact)} pictures explain it to "
+        f"{EXPLAINED:g} (worst misfit {float(misfit.max()):.1g}), {int(exact.sum())} are "
+        "certified.",
+        *(
+            []
+            if reach.determined
+            else ["Not every pixel is determined: finer detail than the map tells is a guess."]
+        ),
         *notes,
     ]
-    return SolvedPixels(found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun)
+    return SolvedPixels(
+        found, reach.layer, misfit, errors, exact, notes, time.perf_counter() - begun
+    )
 
 
 def guess_pixels(model: nn.Module, leak: Leak, *, seed: int = 0) -> tuple[Tensor, str]:
-    """Pictures (B, c, h, w) that a linear regression draws from a map which does not determine them, and what to say of them."""
+    """Pictures (B, c, h, w) that a linear regression draws from a map which does not determine
+    them, and what to say of them."""
     reach = find_reach(model, leak)
     if not reach.blurred:
         raise UnsumError(f"The map says too little for a picture: {reach.told}.")
@@ -157,18 +177,27 @@ def guess_pixels(model: nn.Module, leak: Leak, *, seed: int = 0) -> tuple[Tensor
         pictures, explained = linear_guess(equations, reach, seed)
     if explained < _RESEMBLES:
         raise UnsumError(
-            f"A regression on what {reach.layer!r} read explains {explained:.0%} of a picture: too little."
+            f"A regression on what {reach.layer!r} read explains {explained:.0%} of a picture: too "
+            "little."
         )
-    hidden = " BatchNorm hides the batch's own color and contrast from it." if equations.ties else ""
-    told = f"{reach.told}; of pictures that were drawn at random it explains {explained:.0%} of the variance"
+    hidden = (
+        " BatchNorm hides the batch's own color and contrast from it." if equations.ties else ""
+    )
+    told = (
+        f"{reach.told}; of pictures that were drawn at random it explains {explained:.0%} of the "
+        "variance"
+    )
     return pictures, f"The pictures are a guess by a linear regression: {told}.{hidden}"
 
 
 @INVERTERS.register(
-    "pixels", summary="least squares on pixels, nothing trained beforehand", needs="an exact map with enough numbers"
+    "pixels",
+    summary="least squares on pixels, nothing trained beforehand",
+    needs="an exact map with enough numbers",
 )
 def pixels(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
-    """(B, c, h, w) as the model takes them: the pictures that explain the largest map of `leak.inner`."""
+    """(B, c, h, w) as the model takes them: the pictures that explain the largest map of
+    `leak.inner`."""
     if inverse is not None:
         raise UnsumError("The inverter 'pixels' uses no trained inverse; leave inverse= out.")
     return solve_pixels(model, None, leak).images.float()

@@ -1,7 +1,7 @@
 """Which map tells the picture, and how much of it: by counting numbers against pixels.
 
-Maps above follow from the largest one, so they add nothing to it. A zero behind a ReLU says only that something was negative,
-so it counts as no equation; nor does an entry that nothing tells.
+Maps above follow from the largest one, so they add nothing to it. A zero behind a ReLU says only
+that something was negative, so it counts as no equation; nor does an entry that nothing tells.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from unsum.gradients import in_eval_mode
 from unsum.invert.pixels.equations import least, read_by
 from unsum.leak import Leak
 
-# Of a side, down to a map, the largest that fits: halvings first, up to six of them (a ResNet has five); 28² and 32² may end in
-# maps of one size.
+# Of a side, down to a map, the largest that fits: halvings first, up to six of them (a ResNet has
+# five); 28² and 32² may end in maps of one size.
 _REDUCTIONS = ([2**halvings for halvings in range(7)], [n for n in range(3, 64) if n & (n - 1)])
-_BLURRED = 8  # times fewer numbers than pixels: a regression on them may still show what is on a picture
+# times fewer numbers than pixels: a regression on them may still show what is on a picture
+_BLURRED = 8
 _HALF = 4  # times fewer pixels: a picture of half the side
 _PLENTY = 4  # equations for each unknown from which a map needs no help
 
 
 @dataclass(frozen=True)
 class PixelReach:
-    """The layer whose map (B, C, h, w) is used, NaN where it is unknown, the shape of one picture, equations and unknowns."""
+    """The layer whose map (B, C, h, w) is used, NaN where it is unknown, the shape of one picture,
+    equations and unknowns."""
 
     layer: str
     maps: Tensor
     shape: tuple[int, ...]
-    above: dict[str, Tensor] = field(default_factory=dict)  # the next known map, where it may tell more than this one
+    # the next known map, where it may tell more than this one
+    above: dict[str, Tensor] = field(default_factory=dict)
     hinted: int = 0  # equations of gradients that do not determine the maps below
 
     @property
@@ -86,10 +89,13 @@ class PixelReach:
 
 
 def find_reach(model: nn.Module, leak: Leak, shape: tuple[int, ...] | None = None) -> PixelReach:
-    """The largest map of the leak, of several the one nearest to the picture, with the shape of the pictures behind it."""
+    """The largest map of the leak, of several the one nearest to the picture, with the shape of the
+    pictures behind it."""
     maps = {name: found for name, found in (leak.partly | leak.inner).items() if found.ndim == 4}
     if not maps:
-        raise UnsumError("Pixels follow from what a convolution read, and this leak holds no such map.")
+        raise UnsumError(
+            "Pixels follow from what a convolution read, and this leak holds no such map."
+        )
     order = [name for name, _ in model.named_modules() if name in maps]
     layer = max(order, key=lambda name: int(maps[name][0].isfinite().sum()))  # the first of several
     reach = PixelReach(layer, maps[layer], shape or _shape_behind(model, layer, maps[layer]))
@@ -107,7 +113,8 @@ def _fewest(maps: Tensor) -> int:
 
 
 def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]:
-    """The picture's shape: its channels from the first convolution, its sides by trying multiples of the map's."""
+    """The picture's shape: its channels from the first convolution, its sides by trying multiples
+    of the map's."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels = 3 if first is None else first.in_channels
     told = getattr(model, "image_size", None)
@@ -124,7 +131,10 @@ def _shape_behind(model: nn.Module, layer: str, maps: Tensor) -> tuple[int, ...]
                 break  # a larger picture has no smaller map, and takes seconds
         if found is not None:
             return found
-    raise UnsumError(f"No size of pictures leads to the map that {layer!r} read; give shape=(channels, height, width).")
+    raise UnsumError(
+        f"No size of pictures leads to the map that {layer!r} read; give shape=(channels, height, "
+        "width)."
+    )
 
 
 def _map_shape(model: nn.Module, layer: str, shape: tuple[int, ...]) -> torch.Size | None:
@@ -132,6 +142,8 @@ def _map_shape(model: nn.Module, layer: str, shape: tuple[int, ...]) -> torch.Si
     like = next(model.parameters())
     try:
         with torch.no_grad(), in_eval_mode(model):
-            return read_by(model, layer, torch.zeros(1, *shape, device=like.device, dtype=like.dtype)).shape[1:]
+            return read_by(
+                model, layer, torch.zeros(1, *shape, device=like.device, dtype=like.dtype)
+            ).shape[1:]
     except (RuntimeError, ValueError):  # too small, or of another kind
         return None

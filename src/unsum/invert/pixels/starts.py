@@ -1,8 +1,8 @@
 """Where pictures begin, and where they begin anew.
 
-They begin with the guess of a linear regression. A sample that stands for itself may begin anew with one color, and coarse. Where
-BatchNorm ties the batch together, a coarse picture has other statistics than a fine one, and everything above reads it with the
-wrong contrast.
+They begin with the guess of a linear regression. A sample that stands for itself may begin anew
+with one color, and coarse. Where BatchNorm ties the batch together, a coarse picture has other
+statistics than a fine one, and everything above reads it with the wrong contrast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from unsum.invert.pixels.guess import linear_guess
 from unsum.invert.pixels.reach import PixelReach
 from unsum.running.progress import Progress
 
-EXPLAINED = 1e-3  # relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
+# relative misfit of a map above which a picture has ended elsewhere: right ones end at rounding
+EXPLAINED = 1e-3
 _SAME = 1e-2  # relative difference of two misfits up to which two starts have ended at one picture
 _COLORS = 3  # to start from, one after another, for samples that end elsewhere
 _GRAY, _SPREAD = 0.1, 0.3  # zero would do nothing: without biases it is where all ReLUs change
@@ -26,12 +27,16 @@ Found = tuple[Tensor, Tensor]  # pictures (B, c, h, w), misfits (B,)
 def several_starts(
     equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
 ) -> Found:
-    """The best for each sample: those that explain their map are done, the others begin with another color."""
+    """The best for each sample: those that explain their map are done, the others begin with
+    another color."""
     generator = torch.Generator().manual_seed(seed)
     B, c, like = len(reach.maps), reach.shape[0], equations.maps
     best = torch.zeros(B, *reach.shape).to(like)
     misfit = torch.full((B,), torch.inf).to(like)
-    colors = [_GRAY + _SPREAD * k + 0.05 * torch.randn(B, c, 1, 1, generator=generator) for k in range(_COLORS)]
+    colors = [
+        _GRAY + _SPREAD * k + 0.05 * torch.randn(B, c, 1, 1, generator=generator)
+        for k in range(_COLORS)
+    ]
     first = linear_guess(equations, reach, seed)[0] if given is None else given
     done = misfit < EXPLAINED
     for start in [first, *colors]:
@@ -51,9 +56,12 @@ def several_starts(
 def solve_together(
     equations: Equations, given: Tensor | None, reach: PixelReach, seed: int, progress: Progress
 ) -> Found:
-    """The whole batch as one problem. Where nobody knows its statistics, pictures make their own, up to a scale."""
+    """The whole batch as one problem. Where nobody knows its statistics, pictures make their own,
+    up to a scale."""
     start = linear_guess(equations, reach, seed)[0] if given is None else given
-    found = descend(equations, start / start.std() if equations.ties else start, reach.shape, progress)
+    found = descend(
+        equations, start / start.std() if equations.ties else start, reach.shape, progress
+    )
     return found.z, found.misfit
 
 
@@ -61,5 +69,8 @@ def best_scale(equations: Equations, pictures: Tensor) -> Tensor:
     """The pictures times what explains the maps best: BatchNorm's ε tells it, though hardly."""
     factors = [10 ** (k / 20) for k in range(-20, 21)]  # a tenth to ten times
     with torch.no_grad():
-        left = [float(equations.residual(factor / pictures.std() * pictures).norm()) for factor in factors]
+        left = [
+            float(equations.residual(factor / pictures.std() * pictures).norm())
+            for factor in factors
+        ]
     return factors[left.index(min(left))] / pictures.std() * pictures

@@ -1,13 +1,16 @@
 """In which way pictures may change: the unknowns of a refinement, and the pictures they make.
 
-Features and gradients leave many directions of a picture open, and an optimizer fills them with whatever it steps into first.
-Pixels of equal rank fill them with noise. The other choices make natural changes the short ones:
+Features and gradients leave many directions of a picture open, and an optimizer fills them with
+whatever it steps into first. Pixels of equal rank fill them with noise. The other choices make
+natural changes the short ones:
 
-    spectrum         x = x₀ + M F⁻¹(S · F u): S falls with 1/frequency, as the spectra of photos do, and M moves the three colors
+    spectrum         x = x₀ + M F⁻¹(S · F u): S falls with 1/frequency, as the spectra of photos do,
+                     and M moves the three colors
                      rather together than apart
     decoder-input    x = D(f̂ + u): what the inverse can draw
     decoder-weights  x = D_{θ+u}(f̂): what the inverse could have drawn
-    color           x = a x₀ + c with one contrast and one color for the whole batch, which train-mode BatchNorm nearly hides
+    color           x = a x₀ + c with one contrast and one color for the whole batch, which
+                    train-mode BatchNorm nearly hides
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from unsum.leak import Leak
 
 Prior = Literal["spectrum", "pixels", "decoder-input", "decoder-weights", "color"]
 PRIORS: tuple[Prior, ...] = get_args(Prior)
-# Cycles per pixel below which the spectrum of a correction stays level: its error is not one of brightness alone.
+# Cycles per pixel below which the spectrum of a correction stays level: its error is not one of
+# brightness alone.
 _FLAT = 1 / 64
 _APART = 0.4  # how freely colors move apart, where 1 is as freely as together
 
@@ -41,13 +45,20 @@ class Correction:
 
 
 def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None) -> Correction:
-    """The unknowns of `prior`, which begin at `images` (at the inverse's own pictures for the decoder's priors)."""
+    """The unknowns of `prior`, which begin at `images` (at the inverse's own pictures for the
+    decoder's priors)."""
     check_name("prior of refinement", prior, PRIORS)
     if prior.startswith("decoder"):
         if inverse is None:
-            raise UnsumError(f"The prior {prior!r} draws with the inverse; pass inverse=load_inverse(model).")
+            raise UnsumError(
+                f"The prior {prior!r} draws with the inverse; pass inverse=load_inverse(model)."
+            )
         features = leak.features.detach().to(images)
-        decoder = copy.deepcopy(inverse.decoder).to(images.device).requires_grad_(prior == "decoder-weights")
+        decoder = (
+            copy.deepcopy(inverse.decoder)
+            .to(images.device)
+            .requires_grad_(prior == "decoder-weights")
+        )
         if prior == "decoder-weights":
             return Correction(list(decoder.parameters()), lambda: decoder(features), 1e-4)
         changed = features.clone().requires_grad_(True)
@@ -61,7 +72,9 @@ def correction(prior: Prior, images: Tensor, leak: Leak, inverse: Inverse | None
         return Correction([change], lambda: images + change, 1e-2)
     S, M = spectrum(images), colors(images)
     return Correction(
-        [change], lambda: images + mix(M, torch.fft.irfft2(S * torch.fft.rfft2(change), s=images.shape[2:])), 1e-3
+        [change],
+        lambda: images + mix(M, torch.fft.irfft2(S * torch.fft.rfft2(change), s=images.shape[2:])),
+        1e-3,
     )
 
 

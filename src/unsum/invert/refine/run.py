@@ -1,7 +1,9 @@
-"""The refinement: fit features by L-BFGS, then gradients by Adam, and keep the pictures that best explain what was not fitted.
+"""The refinement: fit features by L-BFGS, then gradients by Adam, and keep the pictures that best
+explain what was not fitted.
 
-Matching gradients is not smooth (every ReLU that turns makes them jump), so that line searches stall: Adam takes those steps. It
-also leads nowhere from pictures whose features are wrong, so that the modes with a feature term fit that one alone first.
+Matching gradients is not smooth (every ReLU that turns makes them jump), so that line searches
+stall: Adam takes those steps. It also leads nowhere from pictures whose features are wrong, so that
+the modes with a feature term fit that one alone first.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ _HISTORY = 20  # pairs that L-BFGS keeps
 class RefinedPictures:
     """(B, c, h, w) pictures in [0, 1] in the leak's order, and how they came about.
 
-    `improved` is false where the start explains the watched gradients at least as well, and was kept. `history` holds, look by
-    look, `step`, the mode's `features` and `gradients` misfits and the `watched` one.
+    `improved` is false where the start explains the watched gradients at least as well, and was
+    kept. `history` holds, look by look, `step`, the mode's `features` and `gradients` misfits and
+    the `watched` one.
     """
 
     images: Tensor
@@ -45,8 +48,13 @@ class RefinedPictures:
     history: dict[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        start, end = (float(self.history["watched"][i]) for i in (0, int(self.history["watched"].argmin())))
-        return f"RefinedPictures({len(self.images)} pictures, watched misfit {start:.2g} → {end:.2g}, {self.seconds:.1f} s)"
+        start, end = (
+            float(self.history["watched"][i]) for i in (0, int(self.history["watched"].argmin()))
+        )
+        return (
+            f"RefinedPictures({len(self.images)} pictures, watched misfit {start:.2g} → {end:.2g}, "
+            f"{self.seconds:.1f} s)"
+        )
 
 
 def refine(
@@ -72,12 +80,14 @@ def refine(
         model: in the mode (train or eval) that the client trained it in; left as it was.
         update, leak: the client's update and what was separated from it: features, targets, scale.
         images: (B, c, h, w) in [0, 1], a picture for every sample of the leak, in its order.
-        mode: `features`, or a published mode that matches gradients too: `f`, `g`, `gf` (see `misfit`).
+        mode: `features`, or a published mode that matches gradients too: `f`, `g`, `gf` (see
+            `misfit`).
         prior: in which way pictures may change (see `prior`).
         steps: of L-BFGS, on the features alone; mode `g` has none of these.
         gradient_steps: of Adam, on all that the mode asks for; `features` has none of these.
         feature_weight, total_variation: weights beside the gradients'.
-        held_out: in modes that fit gradients, every so-manieth tensor of the backbone is only watched; 0 watches the loss.
+        held_out: in modes that fit gradients, every so-manieth tensor of the backbone is only
+            watched; 0 watches the loss.
         inverse: for the decoder's priors.
         progress: told the step and the misfits of features, gradients and those watched.
 
@@ -95,17 +105,24 @@ def refine(
 
     def cost(fit: Misfit) -> Tensor:
         pictures = unknown.pictures()
-        loss = fit.fit(pictures, feature_weight)[0] + _BOX * (pictures - pictures.clamp(0, 1)).square().mean()
+        loss = (
+            fit.fit(pictures, feature_weight)[0]
+            + _BOX * (pictures - pictures.clamp(0, 1)).square().mean()
+        )
         return loss + total_variation * variation(pictures) if total_variation else loss
 
     if mode != "g":
-        alone = misfit if mode == "features" else Misfit(model, update, leak, "features", distance, 0)
+        alone = (
+            misfit if mode == "features" else Misfit(model, update, leak, "features", distance, 0)
+        )
         with alone.ready():
             _by_lbfgs(unknown, lambda: cost(alone), steps, watch, float(leak.predicted_error))
     if mode != "features":
         with misfit.ready():
             _by_adam(unknown, lambda: cost(misfit), gradient_steps, watch)
-    return RefinedPictures(watch.best.to(images), watch.best_row > 0, time.perf_counter() - start, watch.record())
+    return RefinedPictures(
+        watch.best.to(images), watch.best_row > 0, time.perf_counter() - start, watch.record()
+    )
 
 
 class _Watch:
@@ -138,10 +155,17 @@ class _Watch:
         return dict(zip(("step", "features", "gradients", "watched"), columns, strict=True))
 
 
-def _by_lbfgs(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch: _Watch, noise: float) -> None:
-    """Until the steps are spent, what is watched no longer improves, or features fit as well as the leak knows them."""
+def _by_lbfgs(
+    unknown: Correction, cost: Callable[[], Tensor], steps: int, watch: _Watch, noise: float
+) -> None:
+    """Until the steps are spent, what is watched no longer improves, or features fit as well as the
+    leak knows them."""
     optimizer = torch.optim.LBFGS(
-        unknown.unknowns, history_size=_HISTORY, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0
+        unknown.unknowns,
+        history_size=_HISTORY,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
     )
     for chunk in _chunks(steps):
         optimizer.param_groups[0].update(max_iter=chunk, max_eval=2 * chunk)
@@ -167,7 +191,8 @@ def _by_adam(unknown: Correction, cost: Callable[[], Tensor], steps: int, watch:
 
 
 def _descend(unknown: Correction, cost: Callable[[], Tensor]) -> float:
-    """Gradients for the unknowns alone: backward() would leave some on the model's parameters, too."""
+    """Gradients for the unknowns alone: backward() would leave some on the model's parameters,
+    too."""
     with torch.enable_grad():
         loss = cost()
         gradients = torch.autograd.grad(loss, unknown.unknowns)

@@ -1,14 +1,16 @@
-"""Gradients and outputs together: the maps that explain both, where gradients alone do not determine them.
+"""Gradients and outputs together: the maps that explain both, where gradients alone do not
+determine them.
 
-What a convolution read satisfies the equations of its gradient (`shared`) and, where its output is known because it is positive
-behind the ReLU, the convolution itself:
+What a convolution read satisfies the equations of its gradient (`shared`) and, where its output is
+known because it is positive behind the ReLU, the convolution itself:
 
     W ∗ x = z   at known places,      z = μ + σ (y − β)/γ .
 
-In train mode μ and σ are two more unknowns for each output channel, so only what a fit by them leaves of z counts. Together they
-are a least-squares problem for all channels at once, solved by conjugate gradients without its matrix. The preconditioner is
-exact for the first kind (one matrix K for all channels) and for the mean of the second (one matrix M for all places):
-(K ⊗ 1 + 1 ⊗ M)⁻¹, by the eigenvectors of both.
+In train mode μ and σ are two more unknowns for each output channel, so only what a fit by them
+leaves of z counts. Together they are a least-squares problem for all channels at once, solved by
+conjugate gradients without its matrix. The preconditioner is exact for the first kind (one matrix K
+for all channels) and for the mean of the second (one matrix M for all places): (K ⊗ 1 + 1 ⊗ M)⁻¹,
+by the eigenvectors of both.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from unsum.network.unit import Unit, wide
 from unsum.peel.residual.shared import DEAD, PlaceClass, Shared
 
 _ITERATIONS = 400  # of conjugate gradients: systems that are determined take some 60
-# Of the right side. Steps are taken in float32, many times faster; the fixed point, in float64, comes back to what is left.
+# Of the right side. Steps are taken in float32, many times faster; the fixed point, in float64,
+# comes back to what is left.
 _TOLERANCE = 1e-2
 _ROUNDS = 3  # of that tolerance: what is left then is seen by nothing
 _UNSEEN = 1e-2  # share of a random map above which the equations do not determine it
@@ -40,7 +43,8 @@ class Output:
         normal = known * (y - wide(unit.beta)) / wide(unit.divisor)
         sigma = wide((unit.variance + unit.eps).sqrt())
         alive = unit.gamma.abs() > DEAD * unit.gamma.abs().median()
-        self.weight = known * wide(alive) / sigma  # relative to the size of the outputs, as rounding is
+        # relative to the size of the outputs, as rounding is
+        self.weight = known * wide(alive) / sigma
         self.target = wide(unit.mean) + sigma * normal
         one, slope = _normalized(self.weight), self.weight * normal
         self.basis = [one, _normalized(slope - one * (one * slope).sum(_PLACES, keepdim=True))]
@@ -75,17 +79,25 @@ class Joint:
 
     def __init__(self, shared: Shared, outputs: list[Output], free: Tensor) -> None:
         self.shared, self.outputs, self.free = shared, outputs, free
-        self.narrow, self.grams = [output.in_float32() for output in outputs], [p.gram.float() for p in shared.parts]
+        self.narrow, self.grams = (
+            [output.in_float32() for output in outputs],
+            [p.gram.float() for p in shared.parts],
+        )
         self.factors = [self._factor(part) for part in shared.parts]
         self.trace, self.condition = self._amplified()
-        self.unseen = self._unseen() if math.isfinite(self.condition) else torch.full_like(self.trace, math.inf)
+        self.unseen = (
+            self._unseen()
+            if math.isfinite(self.condition)
+            else torch.full_like(self.trace, math.inf)
+        )
 
     @property
     def determined(self) -> bool:
         return bool(self.unseen.median() < _UNSEEN)
 
     def solve(self, told: list[Tensor], lacking: list[Tensor]) -> Tensor:
-        """(B, I, h, w) the step that adds `told` to the readers' gradients and `lacking` to the outputs."""
+        """(B, I, h, w) the step that adds `told` to the readers' gradients and `lacking` to the
+        outputs."""
         right = torch.zeros(self.shared.size, dtype=told[0].dtype, device=told[0].device)
         for part in self.shared.parts:
             part.put(right, part.transposed(told))
@@ -95,10 +107,13 @@ class Joint:
 
     def errors(self, noise: float, maps: Tensor) -> Tensor:
         """(B,) relative errors where every equation errs by `noise`, and what no equation sees."""
-        return noise * self.trace.sqrt() / maps.flatten(1).norm(dim=1).clamp_min(1e-300) + self.unseen
+        return (
+            noise * self.trace.sqrt() / maps.flatten(1).norm(dim=1).clamp_min(1e-300) + self.unseen
+        )
 
     def _amplified(self) -> tuple[Tensor, float]:
-        """(B,) the trace of the inverse, by one random probe, and the mean amplification, infinite without convergence."""
+        """(B,) the trace of the inverse, by one random probe, and the mean amplification, infinite
+        without convergence."""
         probe = self._random().sign()
         found, converged = self._inverse(probe)
         trace = (probe * found).flatten(1).sum(1).clamp_min(0)
@@ -115,7 +130,9 @@ class Joint:
 
     def _random(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(self.shared.size, dtype=torch.float64, generator=generator).to(self.free.device)
+        return torch.randn(self.shared.size, dtype=torch.float64, generator=generator).to(
+            self.free.device
+        )
 
     def _inverse(self, right: Tensor) -> tuple[Tensor, bool]:
         size = float(right.abs().max().clamp_min(1e-300))

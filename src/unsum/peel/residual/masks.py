@@ -1,7 +1,9 @@
-"""Which entries of an activation are zero, confirmed by the bias gradient of the BatchNorm that feeds it.
+"""Which entries of an activation are zero, confirmed by the bias gradient of the BatchNorm that
+feeds it.
 
-h = ReLU(y), y from a BatchNorm with bias β: ∇β = Σ ∂loss/∂h over the places with h > 0, channel by channel. One entry on the
-wrong side changes its channel's sum by its own gradient: the sum shows that there is one, and nearly always which.
+h = ReLU(y), y from a BatchNorm with bias β: ∇β = Σ ∂loss/∂h over the places with h > 0, channel by
+channel. One entry on the wrong side changes its channel's sum by its own gradient: the sum shows
+that there is one, and nearly always which.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ _PAIRS = 60  # entries in doubt up to which two of them are tried together
 
 @dataclass(frozen=True)
 class Mask:
-    """`positive` (B, C, h, w); `unexplained` channels disagree with their bias gradient, whatever is tried.
+    """`positive` (B, C, h, w); `unexplained` channels disagree with their bias gradient, whatever
+    is tried.
 
-    `open_share` (B,) is the share of each sample's gradient that stands behind entries of which nothing tells the sign.
+    `open_share` (B,) is the share of each sample's gradient that stands behind entries of which
+    nothing tells the sign.
     """
 
     positive: Tensor
@@ -41,9 +45,11 @@ class Mask:
         return int(self.unexplained.sum())
 
     def without_zero(self, classes: Sequence[tuple[slice, slice]]) -> Tensor:
-        """(1, C, h, w) entries of channels with hardly a zero among the places of one of the `classes`: nothing shows their mean.
+        """(1, C, h, w) entries of channels with hardly a zero among the places of one of the
+        `classes`: nothing shows their mean.
 
-        The lowest entry was taken for a zero; only several that agree are zeros indeed, and only where the bias gradient agrees.
+        The lowest entry was taken for a zero; only several that agree are zeros indeed, and only
+        where the bias gradient agrees.
         """
         hidden = torch.zeros_like(self.positive[:1])
         for down, across in classes:
@@ -52,11 +58,13 @@ class Mask:
         return hidden
 
 
-def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, *, signed: bool = False) -> Mask:
+def confirmed(
+    maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, *, signed: bool = False
+) -> Mask:
     """Positive entries of `maps`, and where the bias gradient disagrees, those that make it agree.
 
-    Zeros of ReLU that were read back scatter by about `level` (B, 1, 1, 1): entries above it are positive. Where `signed`, `maps`
-    are values before the ReLU, wrong by at most `level`.
+    Zeros of ReLU that were read back scatter by about `level` (B, 1, 1, 1): entries above it are
+    positive. Where `signed`, `maps` are values before the ReLU, wrong by at most `level`.
     """
     h, d, levels = as_rows(maps), as_rows(gradient), as_rows(level.expand(-1, 1, *maps.shape[2:]))
     size = d.square().sum(0).sqrt()
@@ -81,17 +89,27 @@ def confirmed(maps: Tensor, gradient: Tensor, grad_beta: Tensor, level: Tensor, 
         unexplained[channel] = chosen is None
         if chosen is not None:
             positive[near, channel] = chosen
-    # A sign is open where turning it would change the sum by less than can be seen. Few of the zeros that were read back can be
-    # positive entries smaller than the noise; of a channel that is not explained, what is missing stands for the wrong ones.
-    odds = 1.0 if signed else (_NEAR * level / maps.square().mean((1, 2, 3), keepdim=True).sqrt().clamp_min(1e-300))
+    # A sign is open where turning it would change the sum by less than can be seen. Few of the
+    # zeros that were read back can be positive entries smaller than the noise; of a channel that is
+    # not explained, what is missing stands for the wrong ones.
+    odds = (
+        1.0
+        if signed
+        else (_NEAR * level / maps.square().mean((1, 2, 3), keepdim=True).sqrt().clamp_min(1e-300))
+    )
     unseen = as_maps(d.square() * (doubt & (d.abs() <= tolerance)), maps.shape) * odds
     open_squares = unseen.flatten(1).sum(1) + (missing * unexplained).square().sum()
     share = open_squares.sqrt() / gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
-    return Mask(as_maps(positive, maps.shape), len(bad) - int(unexplained.sum()), unexplained, share)
+    return Mask(
+        as_maps(positive, maps.shape), len(bad) - int(unexplained.sum()), unexplained, share
+    )
 
 
-def _explaining(h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: float) -> Tensor | None:
-    """Which of the entries near zero are positive: one of them turned, another threshold, or two turned."""
+def _explaining(
+    h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: float
+) -> Tensor | None:
+    """Which of the entries near zero are positive: one of them turned, another threshold, or two
+    turned."""
     if len(h) == 0:
         return None
     turned, nearest = torch.where(now, -d, d), h.abs().argsort()[:_PAIRS]
@@ -111,9 +129,11 @@ def _explaining(h: Tensor, d: Tensor, now: Tensor, missing: float, tolerance: fl
 
 
 def scale_by(grad_beta: Tensor | None, gradient: Callable[[Tensor], Tensor]) -> Pin | None:
-    """The factor by which maps are too small: their gradients are too large by the same, and ∇β shows how large they are.
+    """The factor by which maps are too small: their gradients are too large by the same, and ∇β
+    shows how large they are.
 
-    None without ∇β. A weighted median over channels, so that an entry on the wrong side of zero spoils its own channel alone.
+    None without ∇β. A weighted median over channels, so that an entry on the wrong side of zero
+    spoils its own channel alone.
     """
 
     if grad_beta is None:

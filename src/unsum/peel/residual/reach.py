@@ -1,4 +1,5 @@
-"""How far the walk will go for a model and a batch size: by counting equations and unknowns, without any gradient."""
+"""How far the walk will go for a model and a batch size: by counting equations and unknowns,
+without any gradient."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from unsum.network.shapes import shapes_read
 from unsum.network.unit import taps
 
 _KNOWN = 0.5  # share of a ReLU's outputs that are positive, and thereby known
-# Equations for each unknown from which gradients and outputs together were found to determine a block's input: ResNet-18 for 32²
-# pictures has 1.75 at a batch of 8 (exact) and 1.12 at 16 (a quarter of the map stays open).
+# Equations for each unknown from which gradients and outputs together were found to determine a
+# block's input: ResNet-18 for 32² pictures has 1.75 at a batch of 8 (exact) and 1.12 at 16 (a
+# quarter of the map stays open).
 _ENOUGH = 1.5
 
 
 @dataclass(frozen=True)
 class Depth:
-    """One convolution below the start of the walk: whether what it reads will come back, and for which batches at most."""
+    """One convolution below the start of the walk: whether what it reads will come back, and for
+    which batches at most."""
 
     layer: str
     shape: tuple[int, ...]  # (C, h, w) of one sample
@@ -30,7 +33,8 @@ class Depth:
 
 @dataclass(frozen=True)
 class Reach:
-    """`depths` in the order of the walk, down to the first layer that is not reached; `deepest` the last one that is."""
+    """`depths` in the order of the walk, down to the first layer that is not reached; `deepest` the
+    last one that is."""
 
     start: str
     start_shape: tuple[int, ...]  # (C, h, w) of what it reads
@@ -43,15 +47,18 @@ class Reach:
 
 
 def reach(model: nn.Module, batch_size: int, image_size: int) -> Reach:
-    """The walk from the input of the model's last residual block, for `batch_size` pictures of `image_size`².
+    """The walk from the input of the model's last residual block, for `batch_size` pictures of
+    `image_size`².
 
-    Every convolution above a block's first is undone by its own gradient: k² O equations for B·h·w unknowns of a channel. A
-    block's input has the gradients of its first convolution and of its shortcut, and their known outputs besides.
+    Every convolution above a block's first is undone by its own gradient: k² O equations for B·h·w
+    unknowns of a channel. A block's input has the gradients of its first convolution and of its
+    shortcut, and their known outputs besides.
     """
     names = block_names(model)
     if not names:
         raise UnsumError(
-            "The model has no residual blocks of convolutions with BatchNorm, so no walk leads down from them."
+            "The model has no residual blocks of convolutions with BatchNorm, so no walk leads "
+            "down from them."
         )
     layers = {name: part for name, part in model.named_modules() if isinstance(part, nn.Conv2d)}
     read = shapes_read(model, layers.values(), (3, image_size, image_size))
@@ -79,11 +86,15 @@ def _inside(model: nn.Module, layer: str, shape: tuple[int, ...], B: int) -> Dep
     return Depth(layer, shape, most >= B, most)
 
 
-def _entering(model: nn.Module, first: str, shortcut: str | None, shapes: dict[str, tuple[int, ...]], B: int) -> Depth:
+def _entering(
+    model: nn.Module, first: str, shortcut: str | None, shapes: dict[str, tuple[int, ...]], B: int
+) -> Depth:
     shape = shapes[first]
     layers = [_convolution(model, layer) for layer in (first, shortcut) if layer is not None]
     unknowns = math.prod(shape) * (1.0 if shortcut is not None else 1 - _KNOWN)  # of a sample
-    outputs = sum(_KNOWN * len(layer.weight) * math.prod(_written(layer, shape)) for layer in layers)
+    outputs = sum(
+        _KNOWN * len(layer.weight) * math.prod(_written(layer, shape)) for layer in layers
+    )
     spare = _ENOUGH * unknowns - outputs  # that gradients must add for every sample
     equations = sum(layer.weight.numel() for layer in layers)
     together = math.floor(equations / spare) if spare > 0 else B
@@ -92,12 +103,15 @@ def _entering(model: nn.Module, first: str, shortcut: str | None, shapes: dict[s
 
 
 def _by_gradients(layers: list[nn.Conv2d], shape: tuple[int, ...]) -> int:
-    """The largest batch for which gradients alone have as many equations as there are unknowns in every class of places."""
+    """The largest batch for which gradients alone have as many equations as there are unknowns in
+    every class of places."""
     strides = {layer.stride[0] for layer in layers}
     step = strides.pop() if len(strides) == 1 else 1
     most = []
     for corner in ((i, j) for i in range(step) for j in range(step)):
-        places = math.prod(-(-(side - start) // step) for side, start in zip(shape[1:], corner, strict=True))
+        places = math.prod(
+            -(-(side - start) // step) for side, start in zip(shape[1:], corner, strict=True)
+        )
         equations = sum(len(layer.weight) * _taps(layer, step, corner) for layer in layers)
         if equations or step == 1:
             most.append(equations // max(places, 1))
@@ -125,5 +139,9 @@ def _convolution(model: nn.Module, name: str) -> nn.Conv2d:
 
 
 def _stop(depth: Depth) -> str:
-    most = f"a batch of at most {depth.most} would go on" if depth.most else "no batch is small enough"
-    return f"the gradient of {depth.layer!r} has fewer equations than what it read has entries; {most}"
+    most = (
+        f"a batch of at most {depth.most} would go on" if depth.most else "no batch is small enough"
+    )
+    return (
+        f"the gradient of {depth.layer!r} has fewer equations than what it read has entries; {most}"
+    )

@@ -1,10 +1,12 @@
-"""One small matrix for all input channels: what the gradient of a convolution says about the maps that it read.
+"""One small matrix for all input channels: what the gradient of a convolution says about the maps
+that it read.
 
     ∇W[o, c, u, v] = Σ_{b, p} D[b, o, p] x[b, c, s p + (u, v) − padding]
 
-is, for every input channel c, the same R with entries of D at shifted places: k² O equations for B·h·w unknowns. With a stride s
-the unknowns fall into s² classes, each seen by taps of its own; every class is a system by itself. Several convolutions
-that read the same maps (a block's first one and the one on its shortcut) stand below each other.
+is, for every input channel c, the same R with entries of D at shifted places: k² O equations for
+B·h·w unknowns. With a stride s the unknowns fall into s² classes, each seen by taps of its own;
+every class is a system by itself. Several convolutions that read the same maps (a block's first one
+and the one on its shortcut) stand below each other.
 """
 
 from __future__ import annotations
@@ -35,10 +37,15 @@ class Taker:
 
     @cached_property
     def weight(self) -> Tensor:
-        """(O,) Equations count relative to the size of their tensor, as rounding does; channels without γ say nothing."""
+        """(O,) Equations count relative to the size of their tensor, as rounding does; channels
+        without γ say nothing."""
         unit, size = self.unit, self.unit.gamma.abs()
         alive = size > DEAD * size.median()
-        told = unit.grad_W.flatten(1).norm(dim=1) * (unit.variance + unit.eps).sqrt() / size.clamp_min(1e-300)
+        told = (
+            unit.grad_W.flatten(1).norm(dim=1)
+            * (unit.variance + unit.eps).sqrt()
+            / size.clamp_min(1e-300)
+        )
         count = alive.sum() * unit.grad_W[0].numel()
         return alive / ((told * alive).square().sum() / count).sqrt().clamp_min(1e-300)
 
@@ -85,7 +92,9 @@ def common_step(readers: list[Taker]) -> int:
 class PlaceClass:
     """The equations of one class of places: those at corner, corner + step, …"""
 
-    def __init__(self, readers: list[Taker], spread: list[Tensor], step: int, corner: tuple[int, int]) -> None:
+    def __init__(
+        self, readers: list[Taker], spread: list[Tensor], step: int, corner: tuple[int, int]
+    ) -> None:
         self.readers, self.corner = readers, corner
         self.places = slice(corner[0], None, step), slice(corner[1], None, step)
         self.met = [reader.unit.taps(step, corner) for reader in readers]
@@ -104,7 +113,9 @@ class PlaceClass:
         gram = self.R.T @ self.R
         top = float(torch.linalg.matrix_norm(gram, math.inf)) if len(gram) else 0.0
         ones = gram.new_ones(self.unknowns)
-        self.hides_mean = bool(self.R.sum(1).norm() <= _HIDDEN * math.sqrt(max(top, 1e-300)) * math.sqrt(self.unknowns))
+        self.hides_mean = bool(
+            self.R.sum(1).norm() <= _HIDDEN * math.sqrt(max(top, 1e-300)) * math.sqrt(self.unknowns)
+        )
         if self.hides_mean:
             gram = gram + (gram.diagonal().mean() / self.unknowns) * ones[:, None]
         ridge = _RIDGE * max(top, 1e-300)
@@ -116,7 +127,9 @@ class PlaceClass:
         self.condition = math.sqrt(_largest(gram) / least) if full else math.inf
 
     def _least(self) -> float:
-        vector = torch.linspace(-1, 1, self.unknowns, dtype=self.L.dtype, device=self.L.device).cos()[:, None]
+        vector = torch.linspace(
+            -1, 1, self.unknowns, dtype=self.L.dtype, device=self.L.device
+        ).cos()[:, None]
         vector = vector + torch.randn(
             self.unknowns, 1, dtype=self.L.dtype, generator=torch.Generator().manual_seed(0)
         ).to(self.L)
@@ -145,11 +158,19 @@ class PlaceClass:
         return maps[..., self.places[0], self.places[1]].permute(0, 2, 3, 1).flatten(0, 2)
 
     def put(self, maps: Tensor, values: Tensor) -> None:
-        maps[..., self.places[0], self.places[1]] = values.unflatten(0, self.shape).permute(0, 3, 1, 2)
+        maps[..., self.places[0], self.places[1]] = values.unflatten(0, self.shape).permute(
+            0, 3, 1, 2
+        )
 
     def variance(self) -> Tensor:
         """(B,) the sum of the variances of a channel's entries for equations that err by 1."""
-        return torch.cholesky_inverse(self.L).diagonal().clamp_min(0).unflatten(0, self.shape).sum((1, 2))
+        return (
+            torch.cholesky_inverse(self.L)
+            .diagonal()
+            .clamp_min(0)
+            .unflatten(0, self.shape)
+            .sum((1, 2))
+        )
 
 
 def _largest(gram: Tensor) -> float:
@@ -160,7 +181,8 @@ def _largest(gram: Tensor) -> float:
 
 
 def _spread(reader: Taker, size: torch.Size) -> Tensor:
-    """(B, O, k, k, h, w): for every place that is read, the entries of D that its value meets, tap by tap."""
+    """(B, O, k, k, h, w): for every place that is read, the entries of D that its value meets, tap
+    by tap."""
     unit, k = reader.unit, reader.unit.kernel
     D = unit.centered(reader.d)
     sides = [side + 2 * unit.padding - k + 1 for side in size[2:]]  # of the output without a stride

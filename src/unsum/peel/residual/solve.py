@@ -1,10 +1,12 @@
 """What convolutions read, out of their gradients and those of the BatchNorms behind them.
 
-With BatchNorm in eval mode D is known and the maps follow at once (`shared`). In train mode ∂loss/∂z depends on the maps again,
-through σ and x̂ (`unit`): the gradient times γ/σ less its part along x̂. That part is small, so it is a fixed point, sped up by
-Anderson's mixing. What the equations leave open comes from elsewhere: BatchNorm hides the scale of the maps, and the bias
-gradient of the BatchNorm that *feeds* them shows it again (`masks`); where it hides the mean of a channel, too, its lowest
-entries are ReLU's zeros. Where a shortcut shows part of the maps themselves, bounds hold what is known of each entry.
+With BatchNorm in eval mode D is known and the maps follow at once (`shared`). In train mode
+∂loss/∂z depends on the maps again, through σ and x̂ (`unit`): the gradient times γ/σ less its part
+along x̂. That part is small, so it is a fixed point, sped up by Anderson's mixing. What the
+equations leave open comes from elsewhere: BatchNorm hides the scale of the maps, and the bias
+gradient of the BatchNorm that *feeds* them shows it again (`masks`); where it hides the mean of a
+channel, too, its lowest entries are ReLU's zeros. Where a shortcut shows part of the maps
+themselves, bounds hold what is known of each entry.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ _SETTLED = 1e-9  # relative change at which nothing more is to be had
 _ALIKE = 1e-4  # of a channel's range: zeros agree to that, and hardly ever anything else
 _PINNINGS = 4  # times that the scale is looked at again
 ROUNDING = (
-    1e-6  # of an equation, at least: gradients summed in float32 err by that, and few spare equations may hide it
+    # of an equation, at least: gradients summed in float32 err by that, and few spare equations may
+    # hide it
+    1e-6
 )
-FLOOR = 1e-5  # of the root mean square: entries below are taken for zeros of ReLU at first (`masks` looks again)
+# of the root mean square: entries below are taken for zeros of ReLU at first (`masks` looks again)
+FLOOR = 1e-5
 _CLEAR = 10.0  # times the predicted error: entries above are no zeros
 WALK = "further layers of the walk down"
-# Maps and the level of their noise → factor by which they are too small, and how far channels scatter about it
+# Maps and the level of their noise → factor by which they are too small, and how far channels
+# scatter about it
 Pin = Callable[[Tensor, Tensor], tuple[float, float]]
 
 
@@ -50,25 +56,36 @@ class Reading:
 
 
 def undo(
-    shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None = None, joint: Joint | None = None
+    shared: Shared,
+    pin: Pin | None,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    joint: Joint | None = None,
 ) -> Reading:
-    """The maps that all readers of `shared` read; `joint` adds what their outputs tell, where gradients do not suffice.
+    """The maps that all readers of `shared` read; `joint` adds what their outputs tell, where
+    gradients do not suffice.
 
-    `pin` finds the scale; where two `bounds` hold every entry, and are equal where it is known, none is needed.
+    `pin` finds the scale; where two `bounds` hold every entry, and are equal where it is known,
+    none is needed.
     """
     return _FixedPoint(shared, pin, bounds, joint).run()
 
 
 class _FixedPoint:
     def __init__(
-        self, shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None, joint: Joint | None
+        self,
+        shared: Shared,
+        pin: Pin | None,
+        bounds: tuple[Tensor, Tensor] | None,
+        joint: Joint | None,
     ) -> None:
         self.shared, self.readers, self.bounds, self.joint = shared, shared.readers, bounds, joint
         # In eval mode D is known, and so is the scale.
         self.moves = any(reader.unit.batch_statistics for reader in self.readers)
         self.pin = pin if self.moves else None
         self.residual = self.noise = 1.0
-        self.reference = [(reader.unit.variance + reader.unit.eps).sqrt() for reader in self.readers]
+        self.reference = [
+            (reader.unit.variance + reader.unit.eps).sqrt() for reader in self.readers
+        ]
 
     def run(self) -> Reading:
         maps, spread = self._settle(self._start()), 0.0
@@ -81,7 +98,9 @@ class _FixedPoint:
             if abs(factor - 1) < _SETTLED + 0.1 * spread or out_of_time(WALK):
                 break
         errors = self._errors(maps) + spread
-        hidden = [part.places for part in self.shared.parts if part.hides_mean and self.bounds is None]
+        hidden = [
+            part.places for part in self.shared.parts if part.hides_mean and self.bounds is None
+        ]
         condition = self.shared.condition if self.joint is None else self.joint.condition
         return Reading(maps, self.residual, condition, errors, self._level(maps), hidden)
 
@@ -98,14 +117,19 @@ class _FixedPoint:
             change = float((found - maps).norm() / found.norm().clamp_min(1e-300))
             if change < (_SETTLED if self.joint is None else ROUNDING) or out_of_time(WALK):
                 break
-            # Mixing copes with a few directions in which the fixed point would repel or creep; far away it would mislead.
+            # Mixing copes with a few directions in which the fixed point would repel or creep; far
+            # away it would mislead.
             maps = self._bounded(mixing(maps, found)) if change < 0.05 else found
         return maps
 
     def _start(self) -> Tensor:
         """As if x̂ were 0 and σ the running one."""
         first = self.readers[0].d.new_zeros(self.shared.size)
-        maps = first if self.bounds is None else torch.where(self.bounds[0] == self.bounds[1], self.bounds[0], first)
+        maps = (
+            first
+            if self.bounds is None
+            else torch.where(self.bounds[0] == self.bounds[1], self.bounds[0], first)
+        )
         misfit = []
         for reader, sigma in zip(self.readers, self.reference, strict=True):
             told = (sigma / reader.unit.divisor).view(-1, 1, 1, 1) * reader.unit.grad_W
@@ -119,9 +143,15 @@ class _FixedPoint:
 
     def _step(self, maps: Tensor) -> Tensor:
         told, deviations = zip(*(reader.unit.told(maps) for reader in self.readers), strict=True)
-        misfit = [t - r.unit.times(r.unit.centered(r.d), maps) for t, r in zip(told, self.readers, strict=True)]
+        misfit = [
+            t - r.unit.times(r.unit.centered(r.d), maps)
+            for t, r in zip(told, self.readers, strict=True)
+        ]
         left, whole = (
-            sum(float((r.weight.view(-1, 1, 1, 1) * m).square().sum()) for r, m in zip(self.readers, side, strict=True))
+            sum(
+                float((r.weight.view(-1, 1, 1, 1) * m).square().sum())
+                for r, m in zip(self.readers, side, strict=True)
+            )
             for side in (misfit, told)
         )
         equations = sum(m.numel() for m in misfit)
@@ -132,10 +162,14 @@ class _FixedPoint:
         if self.bounds is not None:
             return self._bounded(found)
         # All of it holds for any multiple of the maps, too: the reference keeps the scale.
-        return found * torch.cat([r / s for r, s in zip(self.reference, deviations, strict=True)]).median()
+        return (
+            found
+            * torch.cat([r / s for r, s in zip(self.reference, deviations, strict=True)]).median()
+        )
 
     def _with_means(self, maps: Tensor) -> Tensor:
-        """Where equations hide a channel's mean, its lowest entries are ReLU's zeros, or known entries tell."""
+        """Where equations hide a channel's mean, its lowest entries are ReLU's zeros, or known
+        entries tell."""
         for part in self.shared.parts:
             if not part.hides_mean:
                 continue
@@ -165,7 +199,8 @@ class _FixedPoint:
 
 
 def _lowest(values: Tensor) -> Tensor:
-    """(1, C, 1, 1) the level of the zeros, which noise scatters: the mean of the entries that are as low as the lowest."""
+    """(1, C, 1, 1) the level of the zeros, which noise scatters: the mean of the entries that are
+    as low as the lowest."""
     rows = values.permute(1, 0, 2, 3).flatten(1)
     least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     near = rows <= least + _ALIKE * (most - least)
@@ -186,7 +221,9 @@ class _Anderson:
             return found
         apart = torch.stack([(self.changes[-1] - c).flatten() for c in self.changes[:-1]], 1)
         gram = apart.T @ apart
-        gram = gram + 1e-14 * gram.diagonal().sum() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        gram = gram + 1e-14 * gram.diagonal().sum() * torch.eye(
+            len(gram), dtype=gram.dtype, device=gram.device
+        )
         weights = torch.linalg.solve(gram, apart.T @ self.changes[-1].flatten())
         for weight, earlier in zip(weights, self.found[:-1], strict=True):
             found = found - weight * (self.found[-1] - earlier)

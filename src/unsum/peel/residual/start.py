@@ -1,4 +1,5 @@
-"""Where the walk starts: the output of the first block to undo, with its gradient, and which of its entries are positive."""
+"""Where the walk starts: the output of the first block to undo, with its gradient, and which of its
+entries are positive."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from unsum.peel.residual.masks import confirmed
 from unsum.peel.residual.solve import FLOOR
 from unsum.update import Update
 
-_CLEAR = 10.0  # times the error predicted: values before a ReLU above it are on the side that they seem to be on
+# times the error predicted: values before a ReLU above it are on the side that they seem to be on
+_CLEAR = 10.0
 
 
 @dataclass(frozen=True)
 class Origin:
-    """`out` (B, C, h, w) the known maps, `gradient` ∂loss/∂out; `errors` (B,) what is uncertain of either, relative."""
+    """`out` (B, C, h, w) the known maps, `gradient` ∂loss/∂out; `errors` (B,) what is uncertain of
+    either, relative."""
 
     out: Tensor
     gradient: Tensor
@@ -44,8 +47,8 @@ def at_features(model: nn.Module, update: Update, leak: Leak, last: Block) -> Or
     side = math.isqrt(leak.features.shape[1] // channels)
     if channels * side * side != leak.features.shape[1]:
         raise UnsumError(
-            f"The features of the leak, {leak.features.shape[1]} for each sample, are no square maps of "
-            f"{channels} channels, so the walk has no start."
+            f"The features of the leak, {leak.features.shape[1]} for each sample, are no square "
+            f"maps of {channels} channels, so the walk has no start."
         )
     out = leak.features.to(device).double().reshape(B, channels, side, side)
     W = find_head(model)[1].weight.detach()
@@ -56,7 +59,8 @@ def at_features(model: nn.Module, update: Update, leak: Leak, last: Block) -> Or
 
 
 def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: int) -> Origin:
-    """The known input of a block: through all blocks above it to the loss in float64, and its gradient back down."""
+    """The known input of a block: through all blocks above it to the loss in float64, and its
+    gradient back down."""
     first = blocks.above[0]
     maps = leak.inner[f"{first.name}.conv1"].to(first.units[0].W).clamp_min(0)
     if maps.shape != (wanted := (leak.batch_size, *first.size[1:])):
@@ -68,11 +72,15 @@ def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: 
     for block in blocks.above:
         passes.append(block.passed(out))
         out = passes[-1][1][-1].relu()
-    gradient = gradient_above(model, blocks.above[-1].name, out, leak.targets, size, mean=update.reduction == "mean")
+    gradient = gradient_above(
+        model, blocks.above[-1].name, out, leak.targets, size, mean=update.reduction == "mean"
+    )
     inner: dict[str, Tensor] = {}
     errors, misfit = _even(leak, maps), 0.0
     for block, (read, before) in zip(reversed(blocks.above), reversed(passes), strict=True):
-        gradient, mask_share, off = _down(block, read, before, gradient, max(FLOOR, _CLEAR * leak.estimate))
+        gradient, mask_share, off = _down(
+            block, read, before, gradient, max(FLOOR, _CLEAR * leak.estimate)
+        )
         errors, misfit = errors + mask_share, max(misfit, off)
         inner |= {unit.name: maps for unit, maps in zip(block.units, read, strict=True)}
     return Origin(maps, gradient, errors, _level(leak, maps), inner, misfit)
@@ -81,9 +89,11 @@ def at_maps(model: nn.Module, update: Update, leak: Leak, blocks: Blocks, size: 
 def _down(
     block: Block, read: list[Tensor], before: list[Tensor], gradient: Tensor, doubt: float
 ) -> tuple[Tensor, Tensor, float]:
-    """The gradient at a block's input from that at its output; (B,) the share of it that is open, and the weights' worst misfit.
+    """The gradient at a block's input from that at its output; (B,) the share of it that is open,
+    and the weights' worst misfit.
 
-    Rounding decides on which side of zero a few values fell for the client: the bias gradients tell.
+    Rounding decides on which side of zero a few values fell for the client: the bias gradients
+    tell.
     """
     share, misfit, whole = gradient.new_zeros(len(gradient)), 0.0, gradient
     for number in range(len(block.units) - 1, -1, -1):

@@ -1,12 +1,16 @@
-"""Down through the residual blocks of a network: from exact maps to what every convolution below read.
+"""Down through the residual blocks of a network: from exact maps to what every convolution below
+read.
 
-It starts at the output of a block that is known for every sample: features of a head that reads maps as they are, or the input of
-a block that a separation gave (`Leak.inner`), whatever pooling stands above. In every block, from its end:
+It starts at the output of a block that is known for every sample: features of a head that reads
+maps as they are, or the input of a block that a separation gave (`Leak.inner`), whatever pooling
+stands above. In every block, from its end:
 
 1. d, the gradient behind the last BatchNorm, is the output's, where the output is positive (ReLU).
-2. Each unit's input follows from its weight gradient and d (`solve`); where it is positive, it passes the gradient on (`masks`).
-3. The block's own input follows from the gradients of its first convolution and of the one on the shortcut together. With a plain
-   shortcut it is known where the output is positive, x = out − y, and lies between 0 and −y elsewhere.
+2. Each unit's input follows from its weight gradient and d (`solve`); where it is positive, it
+    passes the gradient on (`masks`).
+3. The block's own input follows from the gradients of its first convolution and of the one on the
+   shortcut together. With a plain shortcut it is known where the output is positive, x = out − y,
+   and lies between 0 and −y elsewhere.
 
 It ends where a convolution's gradient has fewer equations than unknowns.
 """
@@ -53,12 +57,22 @@ _HOPELESS = 0.3  # predicted error of the median sample from which maps are wort
 @PEELERS.register(
     "residual",
     summary="residual blocks under the head, down to what an inner convolution read",
-    needs="exact features of a head that reads maps, or exact maps; BatchNorm; gradients in full float32",
+    needs=(
+        "exact features of a head that reads maps, or exact maps; BatchNorm; gradients in full "
+        "float32"
+    ),
 )
 def residual(
-    model: nn.Module, update: Update, leak: Leak | None, *, shape: Shape | None, seed: int, layer: str | None = None
+    model: nn.Module,
+    update: Update,
+    leak: Leak | None,
+    *,
+    shape: Shape | None,
+    seed: int,
+    layer: str | None = None,
 ) -> Peeled:
-    """What the convolution `layer` read, for every sample: (B, C, h, w); by default of the deepest one that can be reached."""
+    """What the convolution `layer` read, for every sample: (B, C, h, w); by default of the deepest
+    one that can be reached."""
     if leak is None:
         raise UnsumError("'residual' continues a separation; give the leak of unsum.separate.")
     check_leak(model, leak)
@@ -68,10 +82,16 @@ def residual(
         raise UnsumError(f"'residual' must know the size of the pictures; {wanted}.")
     known = known_block(model, leak)
     blocks = find_blocks(model, update, leak.scale, size, known)
-    names = [unit.name for block in blocks.below for unit in (*block.units, block.shortcut) if unit is not None]
+    names = [
+        unit.name
+        for block in blocks.below
+        for unit in (*block.units, block.shortcut)
+        if unit is not None
+    ]
     if layer is not None and layer not in names:
         raise UnsumError(
-            f"{layer!r} is not a convolution of the blocks under the head; choose one of {', '.join(names)}."
+            f"{layer!r} is not a convolution of the blocks under the head; choose one of "
+            f"{', '.join(names)}."
         )
     if known is None:
         start = at_features(model, update, leak, blocks.below[-1])
@@ -96,8 +116,10 @@ class _Walk:
         self.steps: list[_Walked] = []
         self.notes: list[str] = []
         self.errors = self.start.errors  # (B,) of the layer before
-        self.told = torch.ones((), dtype=torch.bool)  # entries of a block's output of which the mean is known, too
-        self.open = torch.zeros_like(self.errors)  # (B,) share of the gradient behind signs that nothing tells
+        # entries of a block's output of which the mean is known, too
+        self.told = torch.ones((), dtype=torch.bool)
+        # (B,) share of the gradient behind signs that nothing tells
+        self.open = torch.zeros_like(self.errors)
         with contextlib.suppress(_Reached):
             self._down()
         return self._answer()
@@ -105,7 +127,10 @@ class _Walk:
     def _down(self) -> None:
         start, below = self.start, self.blocks.below
         if start.misfit > _LOST:
-            self._end(f"at its start: the known maps explain the gradients above only to {start.misfit:.1g}")
+            self._end(
+                "at its start: the known maps explain the gradients above only to "
+                f"{start.misfit:.1g}"
+            )
         if below:
             mask = confirmed(start.out, start.gradient, below[-1].units[-1].grad_beta, start.level)
             self.open = self.open + mask.open_share
@@ -114,15 +139,20 @@ class _Walk:
                 out, d = self._block(block, feeding, out, d)
         self._end(f"here: {self.blocks.stop}")
 
-    def _block(self, block: Block, feeding: Block | None, out: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        """The block's input and its gradient where it is positive, from its output and the gradient before the last ReLU."""
+    def _block(
+        self, block: Block, feeding: Block | None, out: Tensor, d: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The block's input and its gradient where it is positive, from its output and the gradient
+        before the last ReLU."""
         sizes = block.sizes(len(out))
         known = _Known(out, d, out, out, d, self.told, len(self.steps) - 1)
         for number in range(len(block.units) - 1, 0, -1):
             unit, before = block.units[number], block.units[number - 1]
             through = partial(unit.back, known.inner)
             readers = [Taker(unit, known.inner)]
-            reading = self._undo(self._shared(readers, sizes[number]), scale_by(before.grad_beta, through))
+            reading = self._undo(
+                self._shared(readers, sizes[number]), scale_by(before.grad_beta, through)
+            )
             gradient = through(reading.maps)
             mask = confirmed(reading.maps, gradient, before.grad_beta, reading.level)
             maps = self._record(readers, reading, mask)
@@ -131,7 +161,9 @@ class _Walk:
         beta = feeding.units[-1].grad_beta if feeding is not None else None
         return self._entering(block, sizes[0], beta, known)
 
-    def _entering(self, block: Block, size: torch.Size, beta: Tensor | None, known: _Known) -> tuple[Tensor, Tensor]:
+    def _entering(
+        self, block: Block, size: torch.Size, beta: Tensor | None, known: _Known
+    ) -> tuple[Tensor, Tensor]:
         first, shortcut, bounds = block.units[0], block.shortcut, None
         out, y, d = known.out, known.y, known.d
         shown = (out > 0) & known.told
@@ -155,7 +187,9 @@ class _Walk:
         pin = scale_by(beta, through) if shortcut is not None else None
         joint = None
         if not shared.condition < _WELL and seen.step == 1:
-            self._look_at_the_clock(sum(eigenvector_seconds(part.unknowns, out.device) for part in shared.parts))
+            self._look_at_the_clock(
+                sum(eigenvector_seconds(part.unknowns, out.device) for part in shared.parts)
+            )
             everywhere = torch.ones(shared.size, dtype=torch.bool, device=out.device)
             joint = Joint(shared, outputs, everywhere if bounds is None else bounds[0] != bounds[1])
             if not joint.determined and shortcut is not None:
@@ -167,7 +201,10 @@ class _Walk:
             mask = confirmed(reading.maps, gradient, beta, reading.level)
         guessed = shortcut is not None and beta is None and first.batch_statistics
         maps = self._record(seen.readers, reading, mask, guessed=guessed)
-        self._correct(known, y + (maps if shortcut is None else shortcut.output(maps)) if seen.step == 1 else out)
+        self._correct(
+            known,
+            y + (maps if shortcut is None else shortcut.output(maps)) if seen.step == 1 else out,
+        )
         if mask is None:
             self._end(f"here: {self.blocks.stop}")
         if seen.step > 1:
@@ -175,18 +212,24 @@ class _Walk:
         return maps, gradient * mask.positive
 
     def _correct(self, known: _Known, out: Tensor) -> None:
-        """Where BatchNorm hid means of the block's output, the block itself tells them once its input is read."""
+        """Where BatchNorm hid means of the block's output, the block itself tells them once its
+        input is read."""
         if known.step >= 0 and not bool(known.told.all()) and bool(self.told.all()):
             maps = torch.where(known.told, known.out, out.relu())
-            self.steps[known.step] = replace(self.steps[known.step], maps=maps, doubts=[], partly=None)
+            self.steps[known.step] = replace(
+                self.steps[known.step], maps=maps, doubts=[], partly=None
+            )
 
     def _aside(self, reader: Taker, shared: Shared, size: torch.Size) -> None:
-        """What the shortcut's convolution alone tells, where that of both does not do; then the walk is over."""
+        """What the shortcut's convolution alone tells, where that of both does not do; then the
+        walk is over."""
         seen = _places_read([reader])
         alone = self._shared(seen.readers, seen.size(size))
         if seen.step == 1 or math.isinf(alone.condition):
             return
-        self._record(seen.readers, self._undo(alone, None), None, guessed=reader.unit.batch_statistics)
+        self._record(
+            seen.readers, self._undo(alone, None), None, guessed=reader.unit.batch_statistics
+        )
         self._end(_too_many(shared))
 
     def _end(self, why: str) -> NoReturn:
@@ -194,7 +237,11 @@ class _Walk:
         raise _Reached
 
     def _undo(
-        self, shared: Shared, pin: Pin | None, bounds: tuple[Tensor, Tensor] | None = None, joint: Joint | None = None
+        self,
+        shared: Shared,
+        pin: Pin | None,
+        bounds: tuple[Tensor, Tensor] | None = None,
+        joint: Joint | None = None,
     ) -> Reading:
         if math.isinf(shared.condition) if joint is None else not joint.determined:
             self._end(_too_many(shared))
@@ -213,8 +260,11 @@ class _Walk:
         self._look_at_the_clock(step**2 * cholesky_seconds(unknowns, readers[0].d.device))
         return Shared(readers, size)
 
-    def _record(self, readers: list[Taker], reading: Reading, mask: Mask | None, *, guessed: bool = False) -> Tensor:
-        """The maps with their zeros; `mask` is None where nothing confirms them, `guessed` their scale."""
+    def _record(
+        self, readers: list[Taker], reading: Reading, mask: Mask | None, *, guessed: bool = False
+    ) -> Tensor:
+        """The maps with their zeros; `mask` is None where nothing confirms them, `guessed` their
+        scale."""
         unit, equations = readers[0].unit, sum(reader.unit.W.numel() for reader in readers)
         errors = reading.errors + reading.condition * self.open
         if reading.residual > _LOST or not float(errors.median()) < _HOPELESS:
@@ -225,7 +275,9 @@ class _Walk:
         self.errors = torch.maximum(self.errors, errors)
         maps, doubts, partly = reading.maps, [], None
         if guessed:
-            doubts.append(f"The scale of what {unit.name!r} read is that of the running statistics: a guess.")
+            doubts.append(
+                f"The scale of what {unit.name!r} read is that of the running statistics: a guess."
+            )
         if mask is not None:
             maps = maps * mask.positive
             self.open = self.open + mask.open_share
@@ -235,11 +287,18 @@ class _Walk:
             if count:
                 partly = None if guessed else maps.where(self.told, torch.nan)
                 doubts.append(
-                    f"{count} of {maps.shape[1]} channels that {unit.name!r} read are positive throughout the batch, so that "
-                    "BatchNorm hides their mean; their smallest entry was taken for zero."
+                    f"{count} of {maps.shape[1]} channels that {unit.name!r} read are positive "
+                    "throughout the batch, so that BatchNorm hides their mean; their smallest "
+                    "entry was taken for zero."
                 )
-        layer = PeeledLayer(unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations)
-        self.steps.append(_Walked(layer, [reader.unit.name for reader in readers], maps, self.errors, doubts, partly))
+        layer = PeeledLayer(
+            unit.name, float(self.errors.max()), reading.residual, maps.numel(), equations
+        )
+        self.steps.append(
+            _Walked(
+                layer, [reader.unit.name for reader in readers], maps, self.errors, doubts, partly
+            )
+        )
         if self.layer in self.steps[-1].names:
             raise _Reached
         return maps
@@ -254,28 +313,48 @@ class _Walk:
             last = max((number for number, step in enumerate(steps) if step.sure), default=last)
         for step in steps[last + 1 :]:
             notes.append(
-                f"What {step.layer.name!r} read is too uncertain (predicted error {step.layer.predicted_error:.1g})."
+                f"What {step.layer.name!r} read is too uncertain (predicted error "
+                f"{step.layer.predicted_error:.1g})."
             )
         found = steps[last]
         errors = torch.full_like(found.errors, math.inf) if found.doubts else found.errors
         if not self.leak.exact:
-            notes.append("The separation that this continues is not certified, so neither is what was read.")
+            notes.append(
+                "The separation that this continues is not certified, so neither is what was read."
+            )
         exact = grant_each(MARGIN * errors, above=self.leak.exact, doubts=found.doubts)
         layers = [step.layer for step in steps[: last + 1]]
-        # Others read these maps for exact ones: what is in doubt stays out, unless it is the answer.
+        # Others read these maps for exact ones: what is in doubt stays out, unless it is the
+        # answer.
         kept = [step for step in steps[:last] if not step.doubts] + [found]
         inner = self.start.inner | {name: step.maps for step in kept for name in step.names}
         notes = [*found.doubts, *notes]
         partly = _next_in_part(steps[last:])
         # Where the block's input was not read, or badly, its equations hold all the same.
-        hint = LeftOver(self.entered[1]) if self.entered is not None and self.entered[0] == last + 1 else None
+        hint = (
+            LeftOver(self.entered[1])
+            if self.entered is not None and self.entered[0] == last + 1
+            else None
+        )
         maps = found.maps
-        return Peeled("residual", maps, errors, exact, False, layers, notes, inner=inner, partly=partly, hint=hint)
+        return Peeled(
+            "residual",
+            maps,
+            errors,
+            exact,
+            False,
+            layers,
+            notes,
+            inner=inner,
+            partly=partly,
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known inside a block on the way down, with gradients where the ReLU lets them through."""
+    """What is known inside a block on the way down, with gradients where the ReLU lets them
+    through."""
 
     out: Tensor  # the block's output
     d: Tensor  # the gradient before its last ReLU
@@ -288,7 +367,8 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Walked:
-    """A layer that was walked through: what all convolutions `names` read, with (B,) errors, and what speaks against it."""
+    """A layer that was walked through: what all convolutions `names` read, with (B,) errors, and
+    what speaks against it."""
 
     layer: PeeledLayer
     names: list[str]
@@ -304,7 +384,8 @@ class _Walked:
 
 
 def _next_in_part(steps: list[_Walked]) -> dict[str, Tensor]:
-    """What was read below the last sure maps, where all that speaks against it are means that BatchNorm hides."""
+    """What was read below the last sure maps, where all that speaks against it are means that
+    BatchNorm hides."""
     for step in steps:
         if step.partly is not None and bool(step.errors.median() < PRECISE):
             return dict.fromkeys(step.names, step.partly)
@@ -313,7 +394,8 @@ def _next_in_part(steps: list[_Walked]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Readers of the places that any of them looks at: every `step`-th, where all are 1×1 convolutions with a stride."""
+    """Readers of the places that any of them looks at: every `step`-th, where all are 1×1
+    convolutions with a stride."""
 
     readers: list[Taker]
     step: int
@@ -338,5 +420,5 @@ def _too_many(shared: Shared) -> str:
     most = (part.equations + part.hides_mean) * B // part.unknowns
     return (
         f"at {name!r}, whose gradient has {part.equations} equations for {part.unknowns} places; "
-        f"{'a batch of at most ' + str(most) + ' would go on' if most else 'no batch is small enough'}"
+        f"{f'a batch of at most {most} would go on' if most else 'no batch is small enough'}"
     )

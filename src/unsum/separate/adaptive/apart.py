@@ -1,14 +1,18 @@
-"""From groups to samples: groups of one label are split where the gradient allows it, else every member is the mean.
+"""From groups to samples: groups of one label are split where the gradient allows it, else every
+member is the mean.
 
-Samples of one label told apart: in turn their features, with the softmax known, and their softmax, with the features.
+Samples of one label told apart: in turn their features, with the softmax known, and their softmax,
+with the features.
 
-The softmax follows from the posterior mean of the features through W, half-way in each turn, because both err together and full
-steps overshoot. The last turn, which weighs the largest sets, counts.
+The softmax follows from the posterior mean of the features through W, half-way in each turn,
+because both err together and full steps overshoot. The last turn, which weighs the largest sets,
+counts.
 
-After a ReLU few samples of a batch have a given feature at all. For a set S of active samples, with features f_S of mean 1/rate
-and a Gaussian likelihood exp(qᵀf − fᵀNf/2), the evidence is that of a least-squares fit on S alone; all small sets are weighed by
-it, column by column. The label row pins the sum of f, the other rows only hint at its owner; together with S being small that is
-often enough.
+After a ReLU few samples of a batch have a given feature at all. For a set S of active samples, with
+features f_S of mean 1/rate and a Gaussian likelihood exp(qᵀf − fᵀNf/2), the evidence is that of a
+least-squares fit on S alone; all small sets are weighed by it, column by column. The label row pins
+the sum of f, the other rows only hint at its owner; together with S being small that is often
+enough.
 """
 
 from __future__ import annotations
@@ -25,7 +29,12 @@ from unsum.head import Head
 from unsum.separate.adaptive.batch import Groups
 from unsum.separate.adaptive.prior import Posterior
 from unsum.separate.adaptive.recognize import RecognizedDefense
-from unsum.separate.adaptive.rounds import GroupFit, errors_of, logits_of, normal_equations_of_survivors
+from unsum.separate.adaptive.rounds import (
+    GroupFit,
+    errors_of,
+    logits_of,
+    normal_equations_of_survivors,
+)
 from unsum.separate.exact.starts import hunt_corners
 
 _COLUMNS = 2000  # looked at for corners, those with the most survivors
@@ -45,9 +54,14 @@ class ToldApart:
 
 
 def tell_apart(
-    head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, starts: Callable[[], Tensor] | None = None
+    head: Head,
+    batch: Groups,
+    defense: RecognizedDefense,
+    fit: GroupFit,
+    starts: Callable[[], Tensor] | None = None,
 ) -> ToldApart:
-    """Every sample of the batch; `starts` may give rough softmax rows (B, C) of all samples in the order of their labels."""
+    """Every sample of the batch; `starts` may give rough softmax rows (B, C) of all samples in the
+    order of their labels."""
     first = 0
     features, logits, errors, merged = [], [], [], []
     expected = member_errors(fit, batch)
@@ -68,16 +82,23 @@ def tell_apart(
             errors.append(expected[group].expand(count))
             merged += [members] if count > 1 else []
         first += count
-    told = ToldApart(batch.members, torch.cat(features), torch.cat(logits), torch.cat(errors), merged)
-    return told if fit.unseen is None or not len(batch.chances) else _doubted(told, batch.chances, fit.unseen)
+    told = ToldApart(
+        batch.members, torch.cat(features), torch.cat(logits), torch.cat(errors), merged
+    )
+    return (
+        told
+        if fit.unseen is None or not len(batch.chances)
+        else _doubted(told, batch.chances, fit.unseen)
+    )
 
 
 def _doubted(told: ToldApart, chances: Tensor, unseen: Posterior) -> ToldApart:
-    """The posterior means where labels are uncertain: of a label that nobody carries, the answer is for a sample of which nothing
-    was seen."""
+    """The posterior means where labels are uncertain: of a label that nobody carries, the answer is
+    for a sample of which nothing was seen."""
     right = chances[:, None]
     size = told.features.square().sum(1)
-    wrong = told.errors.square() * size / (1 - told.errors.square()).clamp_min(1e-12)  # of the posterior's mean
+    # of the posterior's mean
+    wrong = told.errors.square() * size / (1 - told.errors.square()).clamp_min(1e-12)
     apart = (told.features - unseen.mean).square().sum(1)
     features = right * told.features + (1 - right) * unseen.mean
     variance = chances * wrong + (1 - chances) * (float(unseen.variance.sum()) + chances * apart)
@@ -86,7 +107,8 @@ def _doubted(told: ToldApart, chances: Tensor, unseen: Posterior) -> ToldApart:
 
 
 def member_errors(fit: GroupFit, batch: Groups) -> Tensor:
-    """(g,) the expected relative error of one sample: that of its group's mean, and its distance from that mean.
+    """(g,) the expected relative error of one sample: that of its group's mean, and its distance
+    from that mean.
 
     With n samples of cosine c, the mean has the squared length (1 + (n − 1) c)/n of a sample's.
     """
@@ -98,9 +120,11 @@ def member_errors(fit: GroupFit, batch: Groups) -> Tensor:
 
 
 def _likeness(features: Tensor, members: int) -> float:
-    """The cosine of two samples of one group, guessed: the median between groups, or what their sparsity makes of it.
+    """The cosine of two samples of one group, guessed: the median between groups, or what their
+    sparsity makes of it.
 
-    Of features that are exponential where they are not zero, a share a, independent ones have the cosine a/2.
+    Of features that are exponential where they are not zero, a share a, independent ones have the
+    cosine a/2.
     """
     if len(features) < 2:
         silent = float((features < 0.1 * features.mean()).double().mean())
@@ -111,10 +135,12 @@ def _likeness(features: Tensor, members: int) -> float:
 
 
 def hunt_probabilities(head: Head, batch: Groups, group: int) -> Tensor | None:
-    """(n, C) rough softmax rows of a group's samples in a pruned gradient, or None where too few columns tell.
+    """(n, C) rough softmax rows of a group's samples in a pruned gradient, or None where too few
+    columns tell.
 
-    A column that one sample alone fills, over its label row's entry, is the sample's own p_c / (1 − p_y). Others are mixtures:
-    convex combinations, so that the pure ones are corners, and successive projection finds corners. No weights are needed for it.
+    A column that one sample alone fills, over its label row's entry, is the sample's own p_c / (1 −
+    p_y). Others are mixtures: convex combinations, so that the pure ones are corners, and
+    successive projection finds corners. No weights are needed for it.
     """
     n, label = int(batch.counts[group]), int(batch.labels[group])
     survivors = (head.grad_W != 0).sum(0)
@@ -141,10 +167,12 @@ def hunt_probabilities(head: Head, batch: Groups, group: int) -> Tensor | None:
 
 
 _TURNS = (2, 2, 2, 2, 2, 2, 3, 3)  # the largest sets that are weighed: small ones lead the way
-_ROUGH = (0.3, 0.2)  # of the threshold: what the softmax's own error makes of a surviving entry, first and last
+# of the threshold: what the softmax's own error makes of a surviving entry, first and last
+_ROUGH = (0.3, 0.2)
 _DAMPING = 0.5  # share of the old logits that each turn keeps
 _CROWDED = 0.8  # share of columns that fill the largest sets, beyond which features are not sparse
-_LOOSE = 0.05  # precision, in units of the prior's rate, that keeps a feature nothing tells about from infinity
+# precision, in units of the prior's rate, that keeps a feature nothing tells about from infinity
+_LOOSE = 0.05
 _BLOCK = 1 << 15  # columns at a time
 MOST_MEMBERS = 12  # of a group, beyond which there are too many sets
 
@@ -152,7 +180,8 @@ MOST_MEMBERS = 12  # of a group, beyond which there are too many sets
 def split(
     head: Head, batch: Groups, defense: RecognizedDefense, fit: GroupFit, group: int, P: Tensor
 ) -> tuple[Posterior, Tensor] | None:
-    """Features and logits of a group's samples from a rough softmax P (n, C); None where features are not sparse."""
+    """Features and logits of a group's samples from a rough softmax P (n, C); None where features
+    are not sparse."""
     threshold, first, last = defense.threshold, defense.sigma, defense.sigma
     if threshold > 0:
         first, last = (rough * threshold for rough in _ROUGH)
@@ -166,14 +195,17 @@ def split(
     if threshold > 0 and len(live) == 0:  # nothing of it was left
         return None
     silent = head.grad_W[label] >= 0 if threshold > 0 else mean < 0.1 * mean.mean()
-    active = min(max(1 - float(silent.double().mean()) ** (1 / len(P)), 0.02), 0.95)  # not silent in all of its members
+    # not silent in all of its members
+    active = min(max(1 - float(silent.double().mean()) ** (1 / len(P)), 0.02), 0.95)
     sparsity = Sparsity(active, max(float(mean.mean()) / active, 1e-12))
     Z, present = P.log(), mean.repeat(len(P), 1)
     for turn, largest in enumerate(_TURNS):
         deviation = first * (last / first) ** (turn / (len(_TURNS) - 1))
         coefficient = alpha * (Z.softmax(1) - Y)
         if threshold > 0:
-            N, Q = normal_equations_of_survivors(head, coefficient, outside, features, present, labels, threshold)
+            N, Q = normal_equations_of_survivors(
+                head, coefficient, outside, features, present, labels, threshold
+            )
             N, Q = N[:, :, live], Q[:, live]
         else:
             N = coefficient @ coefficient.T
@@ -199,8 +231,8 @@ class Sparsity:
 
 
 def weigh(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tuple[Posterior, float, float]:
-    """The posterior of a group's features, its log evidence (up to what does not depend on G), and the share of columns that
-    need more active samples than are looked for.
+    """The posterior of a group's features, its log evidence (up to what does not depend on G), and
+    the share of columns that need more active samples than are looked for.
 
     Args:
         N: (n, n) or (n, n, H) precision of the features, of all columns or of each.
@@ -212,19 +244,25 @@ def weigh(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tuple[Poste
     evidence = crowded = 0.0
     for start in range(0, H, _BLOCK):
         columns = slice(start, min(start + _BLOCK, H))
-        block = _weigh_block(N if N.ndim == 2 else N[:, :, columns], Q[:, columns], sparsity, largest)
+        block = _weigh_block(
+            N if N.ndim == 2 else N[:, :, columns], Q[:, columns], sparsity, largest
+        )
         mean[:, columns], variance[:, columns] = block[0], block[1]
         evidence, crowded = evidence + block[2], crowded + block[3]
     return Posterior(mean, variance), evidence, crowded / H
 
 
-def _weigh_block(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tuple[Tensor, Tensor, float, float]:
+def _weigh_block(
+    N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int
+) -> tuple[Tensor, Tensor, float, float]:
     """Mean, variance, summed evidence and number of crowded columns."""
     n, H = Q.shape
     sets = [s for k in range(1, min(largest, n) + 1) for s in itertools.combinations(range(n), k)]
     odds = math.log(sparsity.active / (1 - sparsity.active)) - math.log(sparsity.size)
     fits = [_fit_set(N, Q, s, 1 / sparsity.size) for s in sets]
-    logs = torch.stack([Q.new_zeros(H), *(fit[0] + len(s) * odds for fit, s in zip(fits, sets, strict=True))])
+    logs = torch.stack(
+        [Q.new_zeros(H), *(fit[0] + len(s) * odds for fit, s in zip(fits, sets, strict=True))]
+    )
     total = torch.logsumexp(logs, 0)
     weights = torch.exp(logs - total)[1:]
     mean, second = torch.zeros_like(Q), torch.zeros_like(Q)
@@ -238,8 +276,11 @@ def _weigh_block(N: Tensor, Q: Tensor, sparsity: Sparsity, largest: int) -> tupl
     return mean, (second - mean.square()).clamp_min(0), evidence, crowded
 
 
-def _fit_set(N: Tensor, Q: Tensor, members: tuple[int, ...], rate: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Evidence, means and variances of one set; a Cholesky factorization by hand, for all columns at once."""
+def _fit_set(
+    N: Tensor, Q: Tensor, members: tuple[int, ...], rate: float
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Evidence, means and variances of one set; a Cholesky factorization by hand, for all columns
+    at once."""
     k = len(members)
     L: list[list[Tensor]] = []
     for a in range(k):
@@ -255,29 +296,46 @@ def _fit_set(N: Tensor, Q: Tensor, members: tuple[int, ...], rate: float) -> tup
         known = sum((L[a][m] * z[m] for m in range(a)), start=Q.new_zeros(()))
         z.append((Q[members[a]] - rate - known) / L[a][a])
     inverse = _inverse_columns(L)
-    values = [sum((inverse[m][a] * z[m] for m in range(a, k)), start=Q.new_zeros(())) for a in range(k)]
-    deviations = [sum((inverse[m][a].square() for m in range(a, k)), start=Q.new_zeros(())).sqrt() for a in range(k)]
+    values = [
+        sum((inverse[m][a] * z[m] for m in range(a, k)), start=Q.new_zeros(())) for a in range(k)
+    ]
+    deviations = [
+        sum((inverse[m][a].square() for m in range(a, k)), start=Q.new_zeros(())).sqrt()
+        for a in range(k)
+    ]
     evidence = sum((0.5 * z[a].square() - L[a][a].log() for a in range(k)), start=Q.new_zeros(()))
     evidence = evidence + 0.5 * k * math.log(2 * math.pi)
     total = sum(values, start=Q.new_zeros(())).clamp_min(0)
-    doubt = sum((sum(row[1:], start=row[0]).square() for row in inverse), start=Q.new_zeros(())).sqrt()  # of the sum
+    # of the sum
+    doubt = sum(
+        (sum(row[1:], start=row[0]).square() for row in inverse), start=Q.new_zeros(())
+    ).sqrt()
     most = total + 3 * doubt
-    boxes = [_in_box(value, deviation, most) for value, deviation in zip(values, deviations, strict=True)]
+    boxes = [
+        _in_box(value, deviation, most) for value, deviation in zip(values, deviations, strict=True)
+    ]
     # With the sum pinned by the label row, k features have k − 1 ways to leave the box.
     share = (k - 1) / k if k > 1 else 1.0
     evidence = evidence + share * sum((box[0] for box in boxes), start=Q.new_zeros(()))
-    rescale = total / sum((box[1] for box in boxes), start=Q.new_zeros(())).clamp_min(1e-300) if k > 1 else 1.0
+    rescale = (
+        total / sum((box[1] for box in boxes), start=Q.new_zeros(())).clamp_min(1e-300)
+        if k > 1
+        else 1.0
+    )
     return evidence, [box[1] * rescale for box in boxes], [box[2] for box in boxes]
 
 
 def _in_box(value: Tensor, deviation: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probability, mean and variance of a Gaussian between zero and the most a feature can be."""
+    """Log probability, mean and variance of a Gaussian between zero and the most a feature can
+    be."""
     low, high = -value / deviation, (most - value) / deviation
     flip = low + high > 0  # to the side where the logarithms keep their digits
     a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
     upper = torch.special.log_ndtr(b)
     inside = upper + torch.log1p(-torch.exp((torch.special.log_ndtr(a) - upper).clamp_max(-1e-12)))
-    at_a, at_b = (torch.exp(-0.5 * edge.square() - inside) / math.sqrt(2 * math.pi) for edge in (a, b))
+    at_a, at_b = (
+        torch.exp(-0.5 * edge.square() - inside) / math.sqrt(2 * math.pi) for edge in (a, b)
+    )
     shift = at_a - at_b
     variance = deviation.square() * (1 + a * at_a - b * at_b - shift.square()).clamp(0, 1)
     mean = value + deviation * torch.where(flip, -shift, shift)
@@ -288,6 +346,9 @@ def _inverse_columns(L: list[list[Tensor]]) -> list[list[Tensor]]:
     """L⁻¹ of a lower triangular matrix of tensors, row by row."""
     inverse: list[list[Tensor]] = []
     for a in range(len(L)):
-        left = [sum((L[a][m] * inverse[m][c] for m in range(c, a)), start=L[a][a].new_zeros(())) for c in range(a)]
+        left = [
+            sum((L[a][m] * inverse[m][c] for m in range(c, a)), start=L[a][a].new_zeros(()))
+            for c in range(a)
+        ]
         inverse.append([*(-part / L[a][a] for part in left), 1 / L[a][a]])
     return inverse

@@ -1,7 +1,9 @@
-"""Labels, counts and scale of a batch whose gradient was tampered with: from its large rows and what is left of ∇b.
+"""Labels, counts and scale of a batch whose gradient was tampered with: from its large rows and
+what is left of ∇b.
 
-A label's row of ∇W holds its samples' features, every other row only the small share softmax gives it. And
-∇b_c = s (p̄_c − n_c/B): for a label that is −s n_c/B but for the probability, which is about 1/C early on.
+A label's row of ∇W holds its samples' features, every other row only the small share softmax gives
+it. And ∇b_c = s (p̄_c − n_c/B): for a label that is −s n_c/B but for the probability, which is
+about 1/C early on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
 _WHOLE = 0.2  # distance from a whole number within which a count is one
-_LOUD = 0.1  # [1] noise in the sum of the labels' bias gradients from which these do not show the scale. Arbitrary
+# [1] noise in the sum of the labels' bias gradients from which these do not show the scale.
+# Arbitrary
+_LOUD = 0.1
 _REPEATS = 4  # samples per label, at most, that are looked for where nobody says how many there are
 
 
@@ -35,12 +39,17 @@ class Groups:
     notes: list[str]
     # (B,) that each label is right; empty: all are.
     chances: Tensor = field(default_factory=lambda: torch.zeros(0))
-    feature_size: float | None = None  # over that of public inputs, where the labels' likelihood shows it
+    # over that of public inputs, where the labels' likelihood shows it
+    feature_size: float | None = None
 
     @property
     def sure(self) -> Tensor:
         """(B,) the chance that each member's label is right."""
-        return self.chances if len(self.chances) else torch.ones_like(self.members, dtype=torch.float64)
+        return (
+            self.chances
+            if len(self.chances)
+            else torch.ones_like(self.members, dtype=torch.float64)
+        )
 
     @property
     def size(self) -> int:
@@ -59,15 +68,16 @@ class Groups:
 def find_batch(
     head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior | None = None
 ) -> Groups | None:
-    """The groups, by the granted labels, by the likelihood of their counts under noise, or by the rows; None where no row
-    stands out."""
+    """The groups, by the granted labels, by the likelihood of their counts under noise, or by the
+    rows; None where no row stands out."""
     granted = knowledge.targets(head.classes)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
         return Groups(labels, counts, _scale(head, defense, labels), True, [])
     if defense.kind == "noise" and prior is not None and (knowledge.batch_size or 0) <= MOST:
         return _likeliest(head, knowledge, defense, prior)
-    # (C,) squared norm of every row beyond what the noise adds to it; of signs, how many are negative.
+    # (C,) squared norm of every row beyond what the noise adds to it; of signs, how many are
+    # negative.
     energy = head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
     if defense.kind == "sign":
         energy = (head.grad_W < 0).sum(1).double()
@@ -77,11 +87,15 @@ def find_batch(
     scale = _scale(head, defense, labels)
     mass, how = _masses(head, defense, energy, labels, scale)
     counts = _counts(mass, knowledge.batch_size, head.reduction)
-    notes = [f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."]
+    notes = [
+        f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."
+    ]
     return Groups(labels, counts, scale, knowledge.batch_size is not None, notes)
 
 
-def _likeliest(head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior) -> Groups:
+def _likeliest(
+    head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior
+) -> Groups:
     """The counts of every class with the chance of each."""
     found = count_evidence(head, prior, defense.sigma, knowledge.batch_size)
     members, chances = found.chosen
@@ -90,16 +104,24 @@ def _likeliest(head: Head, knowledge: Knowledge, defense: RecognizedDefense, pri
     if defense.sigma_b * len(labels) ** 0.5 > _LOUD:
         scale = found.scale
     notes = [
-        f"Labels were named by matched filters; {float(chances.sum()):.1f} of {len(members)} are expected to be right."
+        (
+            f"Labels were named by matched filters; {float(chances.sum()):.1f} of {len(members)} "
+            "are expected to be right."
+        )
     ]
     known = knowledge.batch_size is not None
     return Groups(labels, counts, scale, known, notes, chances, found.feature_size)
 
 
-def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_size: int | None) -> Tensor:
-    """Rows above the widest gap in the energies, and those whose bias gradient is negative beyond doubt."""
+def _label_rows(
+    head: Head, defense: RecognizedDefense, energy: Tensor, batch_size: int | None
+) -> Tensor:
+    """Rows above the widest gap in the energies, and those whose bias gradient is negative beyond
+    doubt."""
     C, H = head.grad_W.shape
-    floor = max(3 * defense.sigma**2 * (2 * H) ** 0.5, defense.threshold**2, 1e-12 * float(energy.max()))
+    floor = max(
+        3 * defense.sigma**2 * (2 * H) ** 0.5, defense.threshold**2, 1e-12 * float(energy.max())
+    )
     ordered, rows = energy.clamp_min(floor).sort(descending=True)
     most = min(C - 1, batch_size or max(C // 2, 1))
     gaps = (ordered[:-1] / ordered[1:])[:most]
@@ -107,7 +129,9 @@ def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_si
     if float(ordered[0]) > floor:
         chosen[rows[: int(gaps.argmax()) + 1]] = True
     if head.grad_b is not None and defense.kind != "sign":
-        chosen |= head.grad_b.double() < -max(_SURE * defense.sigma_b, 1e-3 * float(head.grad_b.abs().max()))
+        chosen |= head.grad_b.double() < -max(
+            _SURE * defense.sigma_b, 1e-3 * float(head.grad_b.abs().max())
+        )
     if batch_size is not None and int(chosen.sum()) > batch_size:
         lowest = energy.masked_fill(~chosen, -torch.inf).argsort(descending=True)[:batch_size]
         chosen = torch.zeros_like(chosen).index_fill(0, lowest, True)
@@ -115,19 +139,23 @@ def _label_rows(head: Head, defense: RecognizedDefense, energy: Tensor, batch_si
 
 
 def _scale(head: Head, defense: RecognizedDefense, labels: Tensor) -> float:
-    """What ∇b sums to over the labels, minus s for a whole batch; a plain 1 where that is what it must be anyway."""
+    """What ∇b sums to over the labels, minus s for a whole batch; a plain 1 where that is what it
+    must be anyway."""
     if head.grad_b is None or defense.kind == "sign" or head.reduction == "sum":
         return 1.0
     own = head.grad_b[labels].double()
     if bool((own == 0).any()):  # pruned: what is left says too little
         return 1.0
-    predicted = len(labels) / head.classes  # share of the probability that lies on the labels, about
+    # share of the probability that lies on the labels, about
+    predicted = len(labels) / head.classes
     found = -float(own.sum()) / max(1 - predicted, 0.1)
     doubt = 0.02 + 2 * predicted + 4 * defense.sigma_b * len(labels) ** 0.5
     return 1.0 if abs(found - 1) < doubt or found <= 0 else found
 
 
-def _masses(head: Head, defense: RecognizedDefense, energy: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, str]:
+def _masses(
+    head: Head, defense: RecognizedDefense, energy: Tensor, labels: Tensor, scale: float
+) -> tuple[Tensor, str]:
     """(g,) the share of the batch's targets in each label, and in words where it was read."""
     rows = energy[labels].clamp_min(1e-300)
     by_rows = rows.sqrt() / rows.sqrt().sum()
@@ -143,7 +171,9 @@ def _masses(head: Head, defense: RecognizedDefense, energy: Tensor, labels: Tens
         return own, "the bias gradient"
     # The rows that lost ∇b, in the measure of those that did not.
     unit = float((own[seen] / rows[seen].sqrt()).median())
-    return torch.where(seen, own, unit * rows.sqrt()), "the bias gradient where it survived, and from their size"
+    return torch.where(
+        seen, own, unit * rows.sqrt()
+    ), "the bias gradient where it survived, and from their size"
 
 
 def _counts(mass: Tensor, batch_size: int | None, reduction: str) -> Tensor:

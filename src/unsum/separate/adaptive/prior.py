@@ -1,12 +1,15 @@
-"""Empirical Bayes: features are estimated together, by a prior that their noisy estimates and public inputs share.
+"""Empirical Bayes: features are estimated together, by a prior that their noisy estimates and
+public inputs share.
 
-The estimates x of many features f are f plus an error of known spread. The mixture of point masses that makes all of them
-most likely (Kiefer and Wolfowitz 1956, by EM over a histogram) stands for the prior, whatever its shape: a spike at zero and a
-long tail after ReLU, a bell without it. The posterior mean under it is the estimate; its variance is the error to expect.
+The estimates x of many features f are f plus an error of known spread. The mixture of point masses
+that makes all of them most likely (Kiefer and Wolfowitz 1956, by EM over a histogram) stands for
+the prior, whatever its shape: a spike at zero and a long tail after ReLU, a bell without it. The
+posterior mean under it is the estimate; its variance is the error to expect.
 
-Features of public inputs count as a few estimates without an error (a Dirichlet prior on the mixture's weights). Where noise is
-small, the update's own estimates outnumber them. Where noise is large, estimates hold next to nothing about the mixture, which
-stays that of public inputs: the posterior mean degrades to their mean and never to a fit of the noise.
+Features of public inputs count as a few estimates without an error (a Dirichlet prior on the
+mixture's weights). Where noise is small, the update's own estimates outnumber them. Where noise is
+large, estimates hold next to nothing about the mixture, which stays that of public inputs: the
+posterior mean degrades to their mean and never to a fit of the noise.
 """
 
 from __future__ import annotations
@@ -24,22 +27,30 @@ _BINS = 8.0  # of the histogram, in a standard deviation
 _ROUNDS = 100  # of expectation and maximization
 _NEIGHBORHOODS = 8  # classes of columns by what the other samples show there
 _ENOUGH = 500  # estimates that a distribution of their own is learned from
-# [√estimates] that the features of public inputs count as, at least. Noise pulls a mixture's mean by as much as √n estimates do,
-# and twice that keeps it in its place up to four deviations. n estimates whose signal is r times their noise have as much to say
-# about the mixture as n r features; where r is small, public features count as n/r.
+# [√estimates] that the features of public inputs count as, at least. Noise pulls a mixture's mean
+# by as much as √n estimates do, and twice that keeps it in its place up to four deviations. n
+# estimates whose signal is r times their noise have as much to say about the mixture as n r
+# features; where r is small, public features count as n/r.
 _WORTH = 2.0
 _MOSTLY = (
-    0.5  # [share] of the estimates' variance that public inputs leave at most, to be what is expected of each column
+    # [share] of the estimates' variance that public inputs leave at most, to be what is expected of
+    # each column
+    0.5
 )
-_CLEAR = 5.0  # [deviations] of the estimates' mean square, from which they are larger than noise alone
-_BEYOND = 4.0  # [1] times the largest public feature, that no feature of the client's is expected to exceed
-_START = 0.01  # [share] of the mixture that starts where no public feature is. Chosen by: arbitrary, EM changes it
-_SHARED = 0.02  # [share] of features' variance that a batch has in common. Chosen by: measurement (embedded photos)
+# [deviations] of the estimates' mean square, from which they are larger than noise alone
+_CLEAR = 5.0
+# [1] times the largest public feature, that no feature of the client's is expected to exceed
+_BEYOND = 4.0
+# [share] of the mixture that starts where no public feature is. Chosen by: arbitrary, EM changes it
+_START = 0.01
+# [share] of features' variance that a batch has in common. Chosen by: measurement (embedded photos)
+_SHARED = 0.02
 # [public features] point masses where they lie closer than the noise. Chosen by: arbitrary budget
 _QUANTILES = 48
 # [public features] enough to show how all are distributed. Chosen by: arbitrary budget
 _SEEN = 1 << 13
-_SMALLEST, _LARGEST = 1 / 8, 8.0  # [1] size of the client's features over public ones, beyond which it is no size
+# [1] size of the client's features over public ones, beyond which it is no size
+_SMALLEST, _LARGEST = 1 / 8, 8.0
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,11 @@ class Posterior:
         return (wrong / (wrong + self.mean.square().sum(1)).clamp_min(1e-300)).sqrt()
 
 
-def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: FeaturePrior | None = None) -> Posterior:
-    """Posterior of every feature, the prior learned from estimates of the same sample in columns of the same kind.
+def denoise(
+    estimates: Tensor, deviations: Tensor, *, signed: bool, prior: FeaturePrior | None = None
+) -> Posterior:
+    """Posterior of every feature, the prior learned from estimates of the same sample in columns of
+    the same kind.
 
     Args:
         estimates: (g, H) features with Gaussian errors.
@@ -66,7 +80,9 @@ def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: Featu
         prior: features of public inputs; where there are none, features are expected near zero.
     """
     expected = None if prior is None else unseen(prior)
-    views = estimates.new_empty(0, estimates.shape[1]) if prior is None else prior.views.to(estimates)
+    views = (
+        estimates.new_empty(0, estimates.shape[1]) if prior is None else prior.views.to(estimates)
+    )
     kinds = _kinds(estimates, deviations, expected)
     mean, variance = torch.empty_like(estimates), torch.empty_like(estimates)
     for i, deviation in enumerate(deviations.tolist()):
@@ -76,7 +92,12 @@ def denoise(estimates: Tensor, deviations: Tensor, *, signed: bool, prior: Featu
                 known = views[:, members]
                 usual = None if expected is None else expected.mean[0, members]
                 mean[i, members], variance[i, members] = _learn(
-                    estimates[i, members], deviation, known, usual, signed=signed, columns=estimates.shape[1]
+                    estimates[i, members],
+                    deviation,
+                    known,
+                    usual,
+                    signed=signed,
+                    columns=estimates.shape[1],
                 )
     return Posterior(mean, variance)
 
@@ -87,7 +108,8 @@ def unseen(prior: FeaturePrior) -> Posterior:
 
 
 def size_of(estimates: Tensor, deviations: Tensor, prior: FeaturePrior) -> float:
-    """How large the samples' features are, in those of public inputs: least squares along their mean, with a prior of 1 ± 1."""
+    """How large the samples' features are, in those of public inputs: least squares along their
+    mean, with a prior of 1 ± 1."""
     square = float(prior.mean.square().sum())
     if square == 0:
         return 1.0
@@ -98,15 +120,17 @@ def size_of(estimates: Tensor, deviations: Tensor, prior: FeaturePrior) -> float
 
 
 def looks_signed(estimates: Tensor, deviations: Tensor) -> bool:
-    """Whether negative estimates are larger than their errors explain: features that never were behind a ReLU."""
+    """Whether negative estimates are larger than their errors explain: features that never were
+    behind a ReLU."""
     scaled = estimates / deviations[:, None].clamp_min(1e-300)
-    below = scaled.clamp_max(0).square().mean(1)  # 1/2 for pure noise, less for non-negative features
+    # 1/2 for pure noise, less for non-negative features
+    below = scaled.clamp_max(0).square().mean(1)
     return bool((below > 0.6 + 6 / estimates.shape[1] ** 0.5).any())
 
 
 def _kinds(estimates: Tensor, deviations: Tensor, expected: Posterior | None) -> Tensor:
-    """(g, H) for each sample the class of each column, by the mean of the other samples there and of public inputs: both share
-    much with it. They are weighed by how well they are known."""
+    """(g, H) for each sample the class of each column, by the mean of the other samples there and
+    of public inputs: both share much with it. They are weighed by how well they are known."""
     g, H = estimates.shape
     number = min(_NEIGHBORHOODS, H // _ENOUGH)
     if number < 2 or (g == 1 and expected is None):
@@ -130,29 +154,41 @@ def _learn(
     Args:
         columns: H, of all features.
         known: (k, n) features of public inputs in these columns.
-        usual: (n,) what is expected in each of the columns. Where that explains most of the estimates, or where they show no more
-            than noise, what is learned is how features differ from it.
+        usual: (n,) what is expected in each of the columns. Where that explains most of the
+            estimates, or where they show no more than noise, what is learned is how features differ
+            from it.
     """
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
     non_negative, noise = not signed, deviation**2
     shift = torch.zeros_like(x)
     if usual is not None:
-        own, unexplained = float(x.var(correction=0)) - noise, float((x - usual).square().mean()) - noise
+        own, unexplained = (
+            float(x.var(correction=0)) - noise,
+            float((x - usual).square().mean()) - noise,
+        )
         if unexplained < _MOSTLY * own or not _louder(x, deviation, columns):
             shift, known, signed = usual, known - usual, True
     known, scaled = known.flatten(), (x - shift) / deviation
-    # Where the estimates are no larger than noise, the largest of them are noise; features are like public ones then, and zero
-    # where there are none.
+    # Where the estimates are no larger than noise, the largest of them are noise; features are like
+    # public ones then, and zero where there are none.
     louder, excess = _louder(x - shift, deviation, columns), float(scaled.square().mean()) - 1
     if not bool((scaled.abs() <= _REACH).any()):
         return x.clone(), torch.full_like(x, deviation**2)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
-    near = known[:: max(1, len(known) // _SEEN)].div(deviation).clamp(-_REACH if signed else 0.0, _REACH)
+    near = (
+        known[:: max(1, len(known) // _SEEN)]
+        .div(deviation)
+        .clamp(-_REACH if signed else 0.0, _REACH)
+    )
     most = _REACH if louder else _BEYOND * float(near.abs().max()) if len(near) else 0.0
     between = _grid(low if signed else 0.0, max(high, 0.0), _PER_DEVIATION, x)
     between = torch.cat([between[between.abs() <= most], between.new_zeros(1)])
-    fine = near.quantile(torch.linspace(0, 1, _QUANTILES, dtype=x.dtype, device=x.device)) if len(near) else near
+    fine = (
+        near.quantile(torch.linspace(0, 1, _QUANTILES, dtype=x.dtype, device=x.device))
+        if len(near)
+        else near
+    )
     atoms = torch.cat([between, fine]).unique()
     weight, before = torch.full_like(atoms, 1 / len(atoms)), torch.zeros_like(atoms)
     if len(near):  # a start in every atom: what has no weight never gets any
@@ -185,12 +221,14 @@ def _learn(
 
 
 def _louder(x: Tensor, deviation: float, columns: int) -> bool:
-    """Whether the estimates are larger than their errors alone would be, whose size was measured on as many columns."""
+    """Whether the estimates are larger than their errors alone would be, whose size was measured on
+    as many columns."""
     return float((x / deviation).square().mean()) - 1 > _CLEAR * (2 / len(x) + 2 / columns) ** 0.5
 
 
 def _shared_out(values: Tensor, atoms: Tensor) -> Tensor:
-    """(k,) the share of the values at each of the ascending atoms; a value between two goes to both, so that its mean stays."""
+    """(k,) the share of the values at each of the ascending atoms; a value between two goes to
+    both, so that its mean stays."""
     right = torch.searchsorted(atoms, values).clamp(1, max(len(atoms) - 1, 1))
     shares = torch.zeros_like(atoms)
     if len(atoms) == 1:

@@ -1,8 +1,9 @@
 """Which defense an update went through, read from the update itself.
 
-Exact zeros inside columns that are not zero altogether are no accident of softmax: entries were removed. Few distinct values
-are a grid, which rounding to few levels leaves behind, whoever rounded and however. And the rows of G sum to zero, so the
-columns of ∇W do; what they sum to instead is noise.
+Exact zeros inside columns that are not zero altogether are no accident of softmax: entries were
+removed. Few distinct values are a grid, which rounding to few levels leaves behind, whoever rounded
+and however. And the rows of G sum to zero, so the columns of ∇W do; what they sum to instead is
+noise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from unsum.running.sharing import once
 from unsum.showing.wording import percent
 
 _REMOVED = 1e-4  # share of zeros in live columns above which they are no coincidence
-_UNDERFLOW = 1e-12  # of the largest entry: smaller survivors than that are softmax's own, not a threshold's
+# of the largest entry: smaller survivors than that are softmax's own, not a threshold's
+_UNDERFLOW = 1e-12
 _LOOKED_AT = 1 << 18  # entries that are enough to see a grid
 _ENOUGH = 24  # entries other than zero below which anything looks like a grid
 _FEW = 1 / 8  # distinct values per entry looked at, from which a grid is worth testing
@@ -28,7 +30,8 @@ _FINEST = 1 << 16  # levels beyond which a grid is no defense
 
 @dataclass(frozen=True)
 class RecognizedDefense:
-    """`kind` is one of none, noise, pruned, random-grid, grid, sign and sixteen-bits; `sentence` says it to a person."""
+    """`kind` is one of none, noise, pruned, random-grid, grid, sign and sixteen-bits; `sentence`
+    says it to a person."""
 
     kind: str
     sentence: str
@@ -61,8 +64,8 @@ def _recognized(head: Head) -> RecognizedDefense:
     dtype = sixteen_bits(head.grad_W)
     if zeros > _REMOVED and smallest > _UNDERFLOW * largest and dtype is None:
         sentence = (
-            f"{100 * zeros:.4g} % of the head's gradient is exactly zero, and nothing is smaller than {smallest:.2g}: "
-            "it was pruned to its largest entries."
+            f"{100 * zeros:.4g} % of the head's gradient is exactly zero, and nothing is smaller "
+            f"than {smallest:.2g}: it was pruned to its largest entries."
         )
         return RecognizedDefense("pruned", sentence, threshold=smallest)
     if dtype is not None:
@@ -78,8 +81,10 @@ def _recognized(head: Head) -> RecognizedDefense:
     # A change of weights may come from several steps, whose decay does not sum to zero either.
     whence = "was added" if head.divisor is None else "was added, or left by the client's own steps"
     sentence = (
-        f"The columns of the head's gradient do not sum to zero: noise of standard deviation {sigma:.2g} {whence}, "
-        f"{percent(noise.relative) if noise.relative > 0.01 else f'{100 * noise.relative:.2g} %'} of the gradient."
+        "The columns of the head's gradient do not sum to zero: noise of standard deviation "
+        f"{sigma:.2g} {whence}, "
+        f"{percent(noise.relative) if noise.relative > 0.01 else f'{100 * noise.relative:.2g} %'} "
+        "of the gradient."
     )
     return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
 
@@ -89,13 +94,15 @@ def _of_rounded_weights(head: Head, sigma: float) -> RecognizedDefense:
     share = sigma * head.grad_W.numel() ** 0.5 / float(head.row_norms(head.grad_W).norm())
     name = str(head.W.dtype).removeprefix("torch.")
     sentence = (
-        f"The update is a difference of {name} weights, whose rounding leaves noise of {100 * share:.2g} % in it."
+        f"The update is a difference of {name} weights, whose rounding leaves noise of "
+        f"{100 * share:.2g} % in it."
     )
     return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
 
 
 def _zeros(head: Head) -> tuple[float, float, float]:
-    """The share of exact zeros in the columns that are not zero altogether; the smallest and the largest magnitude."""
+    """The share of exact zeros in the columns that are not zero altogether; the smallest and the
+    largest magnitude."""
     C, H = head.grad_W.shape
     count = torch.zeros(H, dtype=torch.long, device=head.grad_W.device)
     smallest, largest = float("inf"), 0.0
@@ -114,21 +121,31 @@ def _of_lattice(head: Head, lattice: Lattice, zeros: float) -> RecognizedDefense
     levels = round(float(head.grad_W.abs().max()) / lattice.step)
     if lattice.through_zero and levels <= 1:
         kind, sentence = "sign", "All entries have one magnitude: only their signs were sent."
-        if zeros > 0.5:  # signs of a gradient are hardly ever zero where its column is not; one random level often is
+        # signs of a gradient are hardly ever zero where its column is not; one random level often
+        # is
+        if zeros > 0.5:
             kind = "random-grid"
-            sentence = "Entries are zero or of one magnitude: they were rounded at random to one level."
+            sentence = (
+                "Entries are zero or of one magnitude: they were rounded at random to one level."
+            )
         return RecognizedDefense(kind, sentence, lattice=lattice)
     # Few entries: each counts as often as it takes.
     lattice_b = None if head.grad_b is None else find_lattice(head.grad_b.repeat(32))
     step_b = 0.0 if lattice_b is None else lattice_b.step
     if lattice.through_zero:
         sentence = (
-            f"Entries are multiples of {lattice.step:.3g}, up to {levels}: they were rounded at random to few levels."
+            f"Entries are multiples of {lattice.step:.3g}, up to {levels}: they were rounded at "
+            "random to few levels."
         )
         return RecognizedDefense("random-grid", sentence, sigma_b=step_b / 6**0.5, lattice=lattice)
-    sentence = f"Entries lie on a grid of step {lattice.step:.3g} between their extremes: they were quantized."
+    sentence = (
+        f"Entries lie on a grid of step {lattice.step:.3g} between their extremes: they were "
+        "quantized."
+    )
     sigma = lattice.step / 12**0.5
-    return RecognizedDefense("grid", sentence, sigma=sigma, sigma_b=step_b / 12**0.5, lattice=lattice)
+    return RecognizedDefense(
+        "grid", sentence, sigma=sigma, sigma_b=step_b / 12**0.5, lattice=lattice
+    )
 
 
 @dataclass(frozen=True)
@@ -166,7 +183,8 @@ def find_lattice(values: Tensor) -> Lattice | None:
 
 
 def sixteen_bits(values: Tensor) -> torch.dtype | None:
-    """The sixteen-bit type that holds every entry exactly, or None; what already has sixteen bits was not cut down."""
+    """The sixteen-bit type that holds every entry exactly, or None; what already has sixteen bits
+    was not cut down."""
     if values.dtype not in (torch.float32, torch.float64):
         return None
     seen = _some(values)
@@ -174,7 +192,9 @@ def sixteen_bits(values: Tensor) -> torch.dtype | None:
     if len(seen) < 16:
         return None
     types = (torch.float16, torch.bfloat16)
-    return next((dtype for dtype in types if torch.equal(seen.to(dtype).to(seen.dtype), seen)), None)
+    return next(
+        (dtype for dtype in types if torch.equal(seen.to(dtype).to(seen.dtype), seen)), None
+    )
 
 
 def _some(values: Tensor) -> Tensor:

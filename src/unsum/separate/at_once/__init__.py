@@ -1,10 +1,13 @@
-"""Many gradients of one head at once: the exact solver's usual way, in algebra that is batched over updates.
+"""Many gradients of one head at once: the exact solver's usual way, in algebra that is batched over
+updates.
 
-The usual way is a batch with hard labels, a bias and nothing but rounding in its gradient: noise and rank, the regression that
-counts labels, two starts, and all the evidence for a claim. It is the same computation as `separate.exact`, stage by stage;
-whoever leaves that way at any stage gets no answer here and is for `separate.exact`.
+The usual way is a batch with hard labels, a bias and nothing but rounding in its gradient: noise
+and rank, the regression that counts labels, two starts, and all the evidence for a claim. It is the
+same computation as `separate.exact`, stage by stage; whoever leaves that way at any stage gets no
+answer here and is for `separate.exact`.
 
-- `gradients`: noise, rank, factors; `labels`: the regression and the starts; `evidence`: predicted errors and doubts.
+- `gradients`: noise, rank, factors; `labels`: the regression and the starts; `evidence`: predicted
+  errors and doubts.
 
 The equation, its solver and the doubts' figures are those of one update, with a dimension more.
 """
@@ -31,32 +34,42 @@ from unsum.separate.exact.proposals import ITERATIONS
 from unsum.separate.exact.search import SAME_SOLUTION
 from unsum.separate.method import working_type
 
-_CROWDED = 4  # times as many classes as samples, below which the regression must be told which rows are labels
+# times as many classes as samples, below which the regression must be told which rows are labels
+_CROWDED = 4
 _BYTES = 1 << 29  # of the largest arrays
 
 
-def exact_at_once(head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | None], seed: int) -> list[Leak | None]:
-    """The answer to each gradient (N, C, H), (N, C) of the `head` that is certain; None for those to be solved by themselves.
+def exact_at_once(
+    head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | None], seed: int
+) -> list[Leak | None]:
+    """The answer to each gradient (N, C, H), (N, C) of the `head` that is certain; None for those
+    to be solved by themselves.
 
     `sizes` are the batch sizes that are known. All are means over their batch, of cross-entropy.
     """
     answers: list[Leak | None] = [None] * len(grad_W)
-    if head.classes <= 2 or doubt_network(head, "exact", "cross-entropy"):  # the solver of one update says which doubts
+    # the solver of one update says which doubts
+    if head.classes <= 2 or doubt_network(head, "exact", "cross-entropy"):
         return answers
     for seen in observe_at_once(head, grad_W, grad_b, sizes):
         rank = seen.K.shape[1]
         if _CROWDED * rank < head.classes and rank**2 <= SMALL and len(seen.place) > 0:
-            for part in torch.arange(len(seen.place), device=seen.place.device).split(_fitting(rank, head.classes)):
+            for part in torch.arange(len(seen.place), device=seen.place.device).split(
+                _fitting(rank, head.classes)
+            ):
                 _answer(head, seen.take(part), sizes, seed, answers)
     return answers
 
 
 def _fitting(rank: int, classes: int) -> int:
-    """How many of them: every pair of samples has two changes of the residual, which are the most that is in memory."""
+    """How many of them: every pair of samples has two changes of the residual, which are the most
+    that is in memory."""
     return max(1, _BYTES // (8 * rank**2 * classes * (rank + 1)))
 
 
-def _answer(head: Head, seen: Observations, sizes: list[int | None], seed: int, answers: list[Leak | None]) -> None:
+def _answer(
+    head: Head, seen: Observations, sizes: list[int | None], seed: int, answers: list[Leak | None]
+) -> None:
     b = seen.K.new_zeros(head.classes) if head.b is None else head.b.double()
     lines = fit_lines(seen, b)
     usual = lines.fits.nonzero()[:, 0]
@@ -68,7 +81,10 @@ def _answer(head: Head, seen: Observations, sizes: list[int | None], seed: int, 
     equations, alpha = Equation(seen.K, b, U, seen.weight, seen.beta, Y), 1 / Y.shape[1]
     generator = torch.Generator().manual_seed(seed)
     starts = torch.cat([start_points(lines, Y, generator) for _ in range(2)])
-    twice, both = equations.take(torch.arange(len(Y), device=Y.device).repeat(2)), Unknowns.of(starts, alpha)
+    twice, both = (
+        equations.take(torch.arange(len(Y), device=Y.device).repeat(2)),
+        Unknowns.of(starts, alpha),
+    )
     first, second = solve(twice, both, ITERATIONS, in_noise_units=True).T.chunk(2)
     precision, at = torch.finfo(head.W.dtype).eps / 2, Unknowns.of(first, alpha)
     weight = noise_weights(equations, at, seen.level, head.row_norms(head.W), precision)
@@ -92,7 +108,9 @@ def _write(
     """The claims, and the answers in the attacker's own order."""
     T, targets = here.at.T, here.equation.targets(here.at)
     logits, features = here.equation.logits(T), (T @ seen.A).to(working_type(head))
-    missed = ((here.at.alpha[..., None] * here.G).mT @ T - seen.U).norm(dim=(1, 2)) / seen.U.norm(dim=(1, 2))
+    missed = ((here.at.alpha[..., None] * here.G).mT @ T - seen.U).norm(dim=(1, 2)) / seen.U.norm(
+        dim=(1, 2)
+    )
     residuals, told = missed.tolist(), errors.cpu()
     for n, place in enumerate(seen.place.tolist()):
         Y, known = targets[n], Knowledge(batch_size=sizes[place])

@@ -1,7 +1,8 @@
-"""What speaks for many answers at once: predicted errors, and every doubt of `unsum.certify` that a plain batch can raise.
+"""What speaks for many answers at once: predicted errors, and every doubt of `unsum.certify` that a
+plain batch can raise.
 
-A doubt is only counted here, and bounds take the place of what is computed of one answer: they are on the side of doubt. Whoever
-has a doubt is solved again by itself, and told in words.
+A doubt is only counted here, and bounds take the place of what is computed of one answer: they are
+on the side of doubt. Whoever has a doubt is solved again by itself, and told in words.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from unsum.separate.at_once.gradients import Observations
 
 
 def weigh(head: Head, seen: Observations, here: Linearized) -> tuple[Tensor, Tensor]:
-    """(n, B) predicted errors, and (n,) bool: whether the answer explains its gradient and nobody has a doubt."""
+    """(n, B) predicted errors, and (n,) bool: whether the answer explains its gradient and nobody
+    has a doubt."""
     T, labels = here.at.T, here.equation.targets(here.at).argmax(2)
     (B, R), C = T.shape[1:], here.G.shape[2]
     spare = (C - 1) * (R + 1) - B * R
     misfit = (here.cost / max(spare, 1)).sqrt()
     floor, lengths = misfit.clamp_min(1.0), T.norm(dim=2)
     size = lengths.clamp_min(1e-300)
-    scatter = scatter_of(here, prior_of(T, floor))[0].diagonal(dim1=1, dim2=2) * floor[:, None].square()
+    scatter = (
+        scatter_of(here, prior_of(T, floor))[0].diagonal(dim1=1, dim2=2) * floor[:, None].square()
+    )
     outside = noise_outside(here, seen.level, seen.A.shape[2])
     errors = ((scatter.clamp_min(0) + outside.square()).sqrt() / size).nan_to_num(nan=torch.inf)
     predicted = errors.amax(1)
@@ -43,7 +47,9 @@ def weigh(head: Head, seen: Observations, here: Linearized) -> tuple[Tensor, Ten
 
     fine = [
         torch.full_like(misfit, spare).ge(SPARE),
-        (misfit < EXPLAINED) & (predicted < TRUSTED_ERROR) & (predicted * misfit.square() < TRUSTED_ERROR),
+        (misfit < EXPLAINED)
+        & (predicted < TRUSTED_ERROR)
+        & (predicted * misfit.square() < TRUSTED_ERROR),
         lengths.amax(1) <= FAR * lengths.median(1).values,
         here.G.abs().amax((1, 2)) >= FAINT,
         (1 - here.equation.probabilities(T).amax(2)).amax(1) > SATURATED,

@@ -1,6 +1,8 @@
-"""Many gradients of one head: noise, rank and factors of all of them, as `unsum.equation` has them of one.
+"""Many gradients of one head: noise, rank and factors of all of them, as `unsum.equation` has them
+of one.
 
-Everything that is as large as a gradient happens here, in float64 and once: what follows works with the factors alone.
+Everything that is as large as a gradient happens here, in float64 and once: what follows works with
+the factors alone.
 """
 
 from __future__ import annotations
@@ -11,11 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsum.equation.noise import ADDED_NOISE, LIMITS, LOOKED_AT, SKETCH, count_signals, sketch_directions
+from unsum.equation.noise import (
+    ADDED_NOISE,
+    LIMITS,
+    LOOKED_AT,
+    SKETCH,
+    count_signals,
+    sketch_directions,
+)
 from unsum.head import Head
 from unsum.running.sharing import once, version
 
-_SQUARINGS = 6  # of a matrix of products: its trace then bounds the largest eigenvalue of 100 within 8 %
+# of a matrix of products: its trace then bounds the largest eigenvalue of 100 within 8 %
+_SQUARINGS = 6
 
 
 @dataclass(frozen=True)
@@ -30,16 +40,22 @@ class Observations:
     level: Tensor  # (n, C) of the noise
     weight: Tensor  # (n, C)
     beta: Tensor  # (n,)
-    rest: Tensor  # (n, 2) of what the factors leave, in units of its noise: norm, and a bound of the largest singular value
+    # (n, 2) of what the factors leave, in units of its noise: norm, and a bound of the largest
+    # singular value
+    rest: Tensor
 
     def take(self, kept: Tensor) -> Observations:
         return Observations(*(getattr(self, field.name)[kept] for field in fields(self)))
 
 
-def observe_at_once(head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | None]) -> list[Observations]:
-    """By rank, those gradients (N, C, H) whose only noise is rounding in the precision of the model; `head` tells W and b.
+def observe_at_once(
+    head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int | None]
+) -> list[Observations]:
+    """By rank, those gradients (N, C, H) whose only noise is rounding in the precision of the
+    model; `head` tells W and b.
 
-    The others are for the solver that takes them one at a time. `sizes` are the batch sizes that are known.
+    The others are for the solver that takes them one at a time. `sizes` are the batch sizes that
+    are known.
     """
     C, H = grad_W.shape[1:]
     eps, wide = torch.finfo(grad_W.dtype).eps, grad_W.double()
@@ -60,20 +76,30 @@ def observe_at_once(head: Head, grad_W: Tensor, grad_b: Tensor, sizes: list[int 
         if usable[place] and 0 < rank < 0.75 * width and known in (None, rank):
             groups.setdefault(rank, []).append(place)
     return [
-        _factored(head, wide, grad_b, level, picked[:, :rank], torch.tensor(places, device=wide.device))
+        _factored(
+            head, wide, grad_b, level, picked[:, :rank], torch.tensor(places, device=wide.device)
+        )
         for rank, places in groups.items()
     ]
 
 
 def _is_fine(grad_W: Tensor) -> Tensor:
-    """(N,) bool: whether the low bits of entries are in use, so that nothing was rounded to fewer digits."""
+    """(N,) bool: whether the low bits of entries are in use, so that nothing was rounded to fewer
+    digits."""
     whole = torch.int32 if grad_W.dtype == torch.float32 else torch.int64
-    some = grad_W.flatten(1)[:, :: max(1, grad_W[0].numel() // LOOKED_AT)].contiguous().view(whole).cpu().numpy()
+    some = (
+        grad_W.flatten(1)[:, :: max(1, grad_W[0].numel() // LOOKED_AT)]
+        .contiguous()
+        .view(whole)
+        .cpu()
+        .numpy()
+    )
     return torch.from_numpy(np.bitwise_or.reduce(some, axis=1) & 1 == 1).to(grad_W.device)
 
 
 def _pivots(rows: Tensor, count: int, shortest: float) -> tuple[Tensor, Tensor]:
-    """(N, n) rows picked one after another, each the longest outside the span of those before, and their lengths."""
+    """(N, n) rows picked one after another, each the longest outside the span of those before, and
+    their lengths."""
     rows, each = rows.clone(), torch.arange(len(rows), device=rows.device)
     picked, sizes = [], []
     for _ in range(count):
@@ -87,7 +113,9 @@ def _pivots(rows: Tensor, count: int, shortest: float) -> tuple[Tensor, Tensor]:
     return torch.stack(picked, dim=1), torch.stack(sizes, dim=1)
 
 
-def _factored(head: Head, every: Tensor, all_b: Tensor, levels: Tensor, picked: Tensor, places: Tensor) -> Observations:
+def _factored(
+    head: Head, every: Tensor, all_b: Tensor, levels: Tensor, picked: Tensor, places: Tensor
+) -> Observations:
     """U and A as `Head.factorize_rows` finds them, and what they leave of the gradient."""
     wide, level, grad_b = every[places], levels[places], all_b[places].double()
     rows = wide.gather(1, picked[places][:, :, None].expand(-1, -1, wide.shape[2]))
@@ -100,7 +128,9 @@ def _factored(head: Head, every: Tensor, all_b: Tensor, levels: Tensor, picked: 
     precision = torch.finfo(head.W.dtype).eps / 2
     deviation = (level.square() + (precision * U.norm(dim=2)).square()).sqrt()
     bias_deviation = precision * grad_b.abs()
-    bias_deviation = torch.maximum(bias_deviation, 1e-12 * bias_deviation.amax(1, keepdim=True) + 1e-300)
+    bias_deviation = torch.maximum(
+        bias_deviation, 1e-12 * bias_deviation.amax(1, keepdim=True) + 1e-300
+    )
     beta = (deviation / bias_deviation).median(1).values
     rest = wide.baddbmm_(U, A, alpha=-1).div_(level[:, :, None])
     sizes = _norms(rest @ rest.mT if rest.shape[1] <= rest.shape[2] else rest.mT @ rest)
@@ -122,7 +152,8 @@ def _orthonormal_rows(rows: Tensor) -> Tensor:
 
 
 def _norms(gram: Tensor) -> Tensor:
-    """(n, 2) the norm behind a matrix of products, and a bound of its largest singular value: tr(Gᵏ)^(1/k) in place of λ."""
+    """(n, 2) the norm behind a matrix of products, and a bound of its largest singular value:
+    tr(Gᵏ)^(1/k) in place of λ."""
     trace = gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-300)
     power, bound = gram / trace[:, None, None], torch.zeros_like(trace)
     for n in range(1, _SQUARINGS + 1):

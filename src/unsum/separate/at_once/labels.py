@@ -1,4 +1,5 @@
-"""Hard labels of many batches, and points to start from: `regression`, `hypotheses` and `starts` of the exact solver at once."""
+"""Hard labels of many batches, and points to start from: `regression`, `hypotheses` and `starts` of
+the exact solver at once."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from unsum.separate.exact.regression import CLEAN, OUTLIER
 
 @dataclass(frozen=True)
 class Lines:
-    """What the regression over classes says of n gradients; `fits` where that is a batch of hard labels and no scale."""
+    """What the regression over classes says of n gradients; `fits` where that is a batch of hard
+    labels and no scale."""
 
-    fits: Tensor  # (n,) bool: every label row's mass is a whole number of samples, and their sum the rank
+    # (n,) bool: every label row's mass is a whole number of samples, and their sum the rank
+    fits: Tensor
     labels: Tensor  # (n, B)
     sums: Tensor  # (n, C, R) as in `ClassLine`
     covariance: Tensor  # (n, R, R)
@@ -27,7 +30,8 @@ class Lines:
 
 
 def fit_lines(seen: Observations, b: Tensor) -> Lines:
-    """U_c / ∇b_c = a + M k_c over the classes nobody carries, as `regression` fits it to one gradient."""
+    """U_c / ∇b_c = a + M k_c over the classes nobody carries, as `regression` fits it to one
+    gradient."""
     grad_b, B = seen.grad_b, seen.K.shape[1]
     positive = grad_b > 1e-9 * grad_b.abs().amax(1, keepdim=True)
     ratios = seen.U / torch.where(positive, grad_b, 1.0)[:, :, None]
@@ -44,14 +48,23 @@ def fit_lines(seen: Observations, b: Tensor) -> Lines:
     clean = (grad_b.abs() * seen.weight).median(1).values * seen.beta > CLEAN
     whole = (counts.sum(1) == B) & ((mass - counts).abs().amax(1) <= WHOLE)
     plain = (scale > 0) & (scale.log().abs() < PLAIN_SCALE)
-    places = torch.arange(B, device=b.device, dtype=counts.dtype).expand(len(counts), -1).contiguous()
+    places = (
+        torch.arange(B, device=b.device, dtype=counts.dtype).expand(len(counts), -1).contiguous()
+    )
     labels = torch.searchsorted(counts.cumsum(1), places, right=True).clamp_max(counts.shape[1] - 1)
     sums = (scale[:, None] * p_bar)[:, :, None] * (center[:, None] + seen.K.mT @ slope) - seen.U
-    return Lines(clean & whole & plain & covariance.flatten(1).isfinite().all(1), labels, sums, covariance, scale)
+    return Lines(
+        clean & whole & plain & covariance.flatten(1).isfinite().all(1),
+        labels,
+        sums,
+        covariance,
+        scale,
+    )
 
 
 def start_points(lines: Lines, Y: Tensor, generator: torch.Generator) -> Tensor:
-    """(n, B, R) with the sums that the label rows tell; inside a group of one label the rotation is random."""
+    """(n, B, R) with the sums that the label rows tell; inside a group of one label the rotation is
+    random."""
     B = Y.shape[1]
     alike = Y @ Y.mT
     together = alike / alike.sum(2, keepdim=True)  # the mean over samples of one label
@@ -67,8 +80,11 @@ def start_points(lines: Lines, Y: Tensor, generator: torch.Generator) -> Tensor:
     return T + spread
 
 
-def _robust(k: Tensor, values: Tensor, root: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Least squares over the rows `inside`, dropping outliers until they settle: these rows, a (n, R), M (n, R, R)."""
+def _robust(
+    k: Tensor, values: Tensor, root: Tensor, allowed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Least squares over the rows `inside`, dropping outliers until they settle: these rows, a (n,
+    R), M (n, R, R)."""
     C, R = k.shape[1:]
     inside, least = allowed, max(R + 2, C // 2)
     center, slope = _symmetric(k, values, root * inside)

@@ -1,16 +1,18 @@
-"""Samples of a crowded batch extracted one after another, by the zeros of their features: for trained models, 2B ≥ C.
+"""Samples of a crowded batch extracted one after another, by the zeros of their features: for
+trained models, 2B ≥ C.
 
-What `extraction` does for fewer samples than half the classes. Every sample found and subtracted takes one direction from the
-unknowns and gives one more equation to the others, so that the first few are the hard ones; as soon as fewer than half the
-classes are left, `extraction` takes the rest.
+What `extraction` does for fewer samples than half the classes. Every sample found and subtracted
+takes one direction from the unknowns and gives one more equation to the others, so that the first
+few are the hard ones; as soon as fewer than half the classes are left, `extraction` takes the rest.
 
-A sample's own equations leave it open here, and the zeros of its features do not. Three things hold for its t (R unknowns),
-whatever the other samples are:
-- N (softmax(t K + b) − e_y) = 0, where the rows of N are orthogonal to the columns of U: C − R equations (`single`);
+A sample's own equations leave it open here, and the zeros of its features do not. Three things hold
+for its t (R unknowns), whatever the other samples are:
+- N (softmax(t K + b) − e_y) = 0, where the rows of N are orthogonal to the columns of U: C − R
+  equations (`single`);
 - t·w = 1 with U w = ∇b, since the bias is a feature that is 1 for everybody, so that T w = 1;
-- t A ≥ 0 after a ReLU, and exactly 0 for some of the H features: an equation each, but nobody says which.
-Wells around 0 that become narrower draw entries in; a wall keeps them from becoming negative. α q·t = 1 (`single`) is not
-used, and remains to check what comes out.
+- t A ≥ 0 after a ReLU, and exactly 0 for some of the H features: an equation each, but nobody says
+which. Wells around 0 that become narrower draw entries in; a wall keeps them from becoming
+negative. α q·t = 1 (`single`) is not used, and remains to check what comes out.
 """
 
 from __future__ import annotations
@@ -30,22 +32,29 @@ from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts
 
 _UNTRIED = "samples by the zeros of their features"
-# How zeros pull: depth ν of a well, height of the wall against what is negative, weight μ of the softmax.
+# How zeros pull: depth ν of a well, height of the wall against what is negative, weight μ of the
+# softmax.
 _WELLS = ((1e-3, 1.0, 3.0), (1e-2, 1.0, 10.0), (1e-4, 1.0, 1.0), (1e-3, 3.0, 1.0))
-_TOGETHER = 1 << 15  # numbers of a start below which a few more take hardly longer: calls are most of it
-_MOVED = (0.0, 0.5, 1.0)  # of the ratios' spread, that starts are moved by after so many turns through the wells
+# numbers of a start below which a few more take hardly longer: calls are most of it
+_TOGETHER = 1 << 15
+# of the ratios' spread, that starts are moved by after so many turns through the wells
+_MOVED = (0.0, 0.5, 1.0)
 _SPARE = 16  # equations more than unknowns, and zeros, that a sample must have
 _CLEAN, _BLURRED = 15.0, 100.0  # roundings that α q·t may be off where it counts
-_MISFIT = 60.0  # as many of them as a misfit of one counts for: samples that are right stay far below it
+# as many of them as a misfit of one counts for: samples that are right stay far below it
+_MISFIT = 60.0
 _RESHARPENED = 1e-4  # width that samples found before are sharpened from again
 _NOISY = 1e-5  # relative noise beyond which no entry can be told from zero
 _WORK = 1e12  # floating-point operations of one hunt beyond which it is not tried
 _HUNT = 220  # iterations that one takes
-_NORMALIZED = 10.0  # weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
+# weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
+_NORMALIZED = 10.0
 _REFINED_NORMALIZED = 1e-2  # and while it is sharpened, when the softmax says more
 _OPENING = (1.0, 0.03)  # the first wells: none, behind a low wall
-_NARROWING, _NARROWEST = 0.7, 2e-3  # of a well, from one stage to the next, in units of a usual feature
-_OPENING_STEPS, _STEPS, _SHARP_STEPS = 40, 10, 3  # before the wells, in each of them, and at each width of sharpening
+# of a well, from one stage to the next, in units of a usual feature
+_NARROWING, _NARROWEST = 0.7, 2e-3
+# before the wells, in each of them, and at each width of sharpening
+_OPENING_STEPS, _STEPS, _SHARP_STEPS = 40, 10, 3
 _LOWEST_WALL = 0.1  # against negative features, however narrow the well is
 _ZERO_WEIGHT = 0.1  # weight of an entry's zero against the softmax's equations
 _BLUNT, _SHARPEST = 1e-2, 1e-6  # widths between which entries are told from zeros
@@ -53,7 +62,8 @@ _ZERO = 3e-5  # of a usual feature, below which an entry is zero
 
 
 def extract_sparse(observation: Observation, generator: torch.Generator) -> Extracted | None:
-    """As many samples of hard label as can be found, at most R; None where it cannot be tried, or the first is not found."""
+    """As many samples of hard label as can be found, at most R; None where it cannot be tried, or
+    the first is not found."""
     grad_b = observation.grad_b
     R, H = observation.A.shape
     if grad_b is None or not bool((grad_b != 0).all()) or observation.noise.relative > _NOISY:
@@ -65,17 +75,25 @@ def extract_sparse(observation: Observation, generator: torch.Generator) -> Extr
         pass
     if len(found.T) == 0:
         return None
-    rest = extract(found.left) if found.missing > 0 and observation.classes > 2 * found.missing else None
-    if rest is None or len(rest.T) < found.missing:  # a part of the rest may hold false ones, and nothing would tell
+    rest = (
+        extract(found.left)
+        if found.missing > 0 and observation.classes > 2 * found.missing
+        else None
+    )
+    # a part of the rest may hold false ones, and nothing would tell
+    if rest is None or len(rest.T) < found.missing:
         return Extracted(found.T, found.labels, found.alpha, 0.0)
     T, labels = torch.cat([found.T, rest.T @ found.basis]), torch.cat([found.labels, rest.labels])
     return Extracted(T, labels, found.alpha, 0.0)
 
 
 class _Found:
-    """The samples found so far, and what they leave: an observation of fewer directions, and those (R − n, R) in the whole's."""
+    """The samples found so far, and what they leave: an observation of fewer directions, and those
+    (R − n, R) in the whole's."""
 
-    def __init__(self, observation: Observation, grad_b: Tensor, generator: torch.Generator) -> None:
+    def __init__(
+        self, observation: Observation, grad_b: Tensor, generator: torch.Generator
+    ) -> None:
         self.whole, self.generator = observation, generator
         sizes = (observation.U / grad_b[:, None]).norm(dim=1)
         self.size = float(sizes.median()) / observation.A.shape[1] ** 0.5
@@ -109,15 +127,21 @@ class _Found:
         return False
 
     def _hunts(self, moves: Sequence[float]) -> Iterator[Iterator[tuple[Tensor, Tensor, Tensor]]]:
-        """What is found from starts that are moved by each of these; all at once where that takes hardly longer than one."""
+        """What is found from starts that are moved by each of these; all at once where that takes
+        hardly longer than one."""
         R, H = self.left.A.shape
         if R * R * H < _TOGETHER:
             hunted = iter(list(self._hunted([(moved, well) for moved in moves for well in _WELLS])))
             yield from (islice(hunted, len(_WELLS)) for _ in moves)
         else:
-            yield from (chain.from_iterable(self._hunted([(moved, well)]) for well in _WELLS) for moved in moves)
+            yield from (
+                chain.from_iterable(self._hunted([(moved, well)]) for well in _WELLS)
+                for moved in moves
+            )
 
-    def _hunted(self, ways: list[tuple[float, tuple[float, ...]]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _hunted(
+        self, ways: list[tuple[float, tuple[float, ...]]]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """What is found in each of these ways, of starts that are moved and wells that draw them.
 
         Starts are the ratios of the rows that are surely labels; moved ones of all rows.
@@ -125,9 +149,16 @@ class _Found:
         if out_of_time(_UNTRIED):
             return
         grad_b = _bias(self.left)
-        rows = [(torch.ones_like(grad_b) if moved else grad_b < 0).nonzero()[:, 0] for moved, _ in ways]
+        rows = [
+            (torch.ones_like(grad_b) if moved else grad_b < 0).nonzero()[:, 0] for moved, _ in ways
+        ]
         pairs = zip(rows, ways, strict=True)
-        T = torch.cat([ratio_starts(self.left, grad_b, own, self.generator, moved) for own, (moved, _) in pairs])
+        T = torch.cat(
+            [
+                ratio_starts(self.left, grad_b, own, self.generator, moved)
+                for own, (moved, _) in pairs
+            ]
+        )
         samples, sizes, labels = (
             SparseSamples(self.left, grad_b, self.size),
             [len(own) for own in rows],
@@ -135,17 +166,26 @@ class _Found:
         )
         if len(T):
             each = torch.tensor(sizes, device=T.device)
-            T = samples.hunt(T, labels, T.new_tensor([well for _, well in ways]).repeat_interleave(each, dim=0))
+            T = samples.hunt(
+                T, labels, T.new_tensor([well for _, well in ways]).repeat_interleave(each, dim=0)
+            )
         for part, named in zip(T.split(sizes), labels.split(sizes), strict=True):
             yield self._accepted(samples, part, named)
 
-    def _accepted(self, samples: SparseSamples, T: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those where a hunt ended that are samples, with how far off α q·t is in units of its rounding."""
+    def _accepted(
+        self, samples: SparseSamples, T: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Those where a hunt ended that are samples, with how far off α q·t is in units of its
+        rounding."""
         if len(T) == 0:
             return T @ self.basis, labels, T[:, 0]
         left = self.left
         singles = SingleSamples(left, label_weights(left, _bias(left)))
-        misfits, f, couplings = singles.misfits(T, labels), T @ samples.A, singles.state(T, labels).coupling
+        misfits, f, couplings = (
+            singles.misfits(T, labels),
+            T @ samples.A,
+            singles.state(T, labels).coupling,
+        )
         zeros = (f.abs() < _ZERO).sum(1)
         spare = zeros + self.whole.classes - 2 * self.missing
         good = (f.amin(1) > -3 * _ZERO) & (spare >= _SPARE) & (zeros >= _SPARE)
@@ -158,17 +198,24 @@ class _Found:
         off = (self.alpha * couplings - 1).abs() * left_over / precision
         off = torch.maximum(off, _MISFIT * misfits)
         good &= off < _BLURRED
-        kept = distinct(T, torch.zeros_like(labels), torch.where(good, off, torch.inf), good)[: self.missing]
+        kept = distinct(T, torch.zeros_like(labels), torch.where(good, off, torch.inf), good)[
+            : self.missing
+        ]
         return T[kept] @ self.basis, labels[kept], off[kept]
 
     def _take(self, T: Tensor, labels: Tensor) -> None:
-        """Add samples, sharpened in the whole gradient where that makes them better: errors of the first must not add up.
+        """Add samples, sharpened in the whole gradient where that makes them better: errors of the
+        first must not add up.
 
         What is left is the observation with their part subtracted, in the directions that are left.
         """
-        sharp = SparseSamples(self.whole, _bias(self.whole), self.size).sharpen(T, labels, _RESHARPENED)
+        sharp = SparseSamples(self.whole, _bias(self.whole), self.size).sharpen(
+            T, labels, _RESHARPENED
+        )
         singles = SingleSamples(self.whole, label_weights(self.whole, _bias(self.whole)))
-        off, off_sharp = ((self.alpha * singles.state(t, labels).coupling - 1).abs() for t in (T, sharp))
+        off, off_sharp = (
+            (self.alpha * singles.state(t, labels).coupling - 1).abs() for t in (T, sharp)
+        )
         T = torch.where((off_sharp < off)[:, None], sharp, T)
         self.T, self.labels = torch.cat([self.T, T]), torch.cat([self.labels, labels])
         whole, T = self.whole, self.T
@@ -176,8 +223,12 @@ class _Found:
         E = E - torch.nn.functional.one_hot(self.labels, whole.classes)
         U, grad_b = whole.U - self.alpha * E.T @ T, _bias(whole) - self.alpha * E.sum(0)
         weight = whole.weight.clamp_max(10 * whole.weight.median())
-        self.basis = basis = torch.linalg.svd(weight[:, None] * U, full_matrices=False)[2][: whole.rank - len(T)]
-        self.left = replace(whole, U=U @ basis.T, A=basis @ whole.A, K=basis @ whole.K, grad_b=grad_b)
+        self.basis = basis = torch.linalg.svd(weight[:, None] * U, full_matrices=False)[2][
+            : whole.rank - len(T)
+        ]
+        self.left = replace(
+            whole, U=U @ basis.T, A=basis @ whole.A, K=basis @ whole.K, grad_b=grad_b
+        )
 
 
 def _bias(observation: Observation) -> Tensor:
@@ -196,25 +247,31 @@ class SparseSamples:
         self.w = torch.linalg.lstsq(observation.U, grad_b[:, None]).solution[:, 0]
 
     def hunt(self, T: Tensor, labels: Tensor, wells: Tensor) -> Tensor:
-        """(n, R) where the starts are drawn to by `wells` (n, 3), sharpened; most of the rows are no samples."""
+        """(n, R) where the starts are drawn to by `wells` (n, 3), sharpened; most of the rows are
+        no samples."""
         return in_parts(self._hunt, self._entries, T, labels, wells)
 
     def sharpen(self, T: Tensor, labels: Tensor, width: float = _BLUNT) -> Tensor:
-        """Newton's method with the small entries taken for zeros, those beyond `width` less and less."""
+        """Newton's method with the small entries taken for zeros, those beyond `width` less and
+        less."""
         T = in_parts(lambda t, y: self._sharpen(t, y, width), self._entries, T, labels)
         return torch.where(torch.isfinite(T).all(1, keepdim=True), T, 0.0)
 
     def _hunt(self, T: Tensor, labels: Tensor, wells: Tensor) -> Tensor:
         width, wall = _OPENING
         depth, walls, softmax = wells.split(1, dim=1)
-        T = self._settle(T, labels, wells.new_tensor([[0.0, wall, 1.0]]).expand_as(wells), width, _OPENING_STEPS)
+        T = self._settle(
+            T, labels, wells.new_tensor([[0.0, wall, 1.0]]).expand_as(wells), width, _OPENING_STEPS
+        )
         while width > _NARROWEST:
             higher = (walls * depth.sqrt() / width).clamp_min(_LOWEST_WALL)
             T = self._settle(T, labels, torch.cat([depth, higher, softmax], dim=1), width, _STEPS)
             width *= _NARROWING
         return self._sharpen(torch.where(torch.isfinite(T), T, 0.0), labels, _BLUNT)
 
-    def _settle(self, T: Tensor, labels: Tensor, wells: Tensor, width: float, iterations: int) -> Tensor:
+    def _settle(
+        self, T: Tensor, labels: Tensor, wells: Tensor, width: float, iterations: int
+    ) -> Tensor:
         """Damped Gauss–Newton on the softmax, t·w = 1, the wall and wells ν f²/(f² + width²)."""
         depth, wall, softmax = wells.split(1, dim=1)
         P, outside = self._softmax(T, labels)
@@ -235,7 +292,10 @@ class SparseSamples:
             better = new_cost < cost
             rows = better[:, None]
             T, P = torch.where(rows, there, T), torch.where(rows, P_there, P)
-            outside, cost = torch.where(rows, outside_there, outside), torch.where(better, new_cost, cost)
+            outside, cost = (
+                torch.where(rows, outside_there, outside),
+                torch.where(better, new_cost, cost),
+            )
             damping = torch.where(better, damping / 3, damping * 4).clamp(1e-9, 1e6)
         return T
 
@@ -246,7 +306,9 @@ class SparseSamples:
                 f = T @ self.A
                 near = (1 + (f / width).square()).reciprocal().square()
                 pull = _ZERO_WEIGHT**2 * torch.where(f < 0, 1.0, near)
-                M, g = self._normal_equations(T, P, outside, pull, torch.ones_like(T[:, :1]), _REFINED_NORMALIZED)
+                M, g = self._normal_equations(
+                    T, P, outside, pull, torch.ones_like(T[:, :1]), _REFINED_NORMALIZED
+                )
                 ridge = 1e-9 * M.diagonal(dim1=1, dim2=2) + 1e-300
                 T = T - torch.linalg.solve_ex(M + torch.diag_embed(ridge), g)[0]
             width /= 2
@@ -264,14 +326,24 @@ class SparseSamples:
         return softmax[:, 0].square() * outside.square().sum(1) + drawn.sum(1) + missed.square()
 
     def _normal_equations(
-        self, T: Tensor, P: Tensor, outside: Tensor, pull: Tensor, softmax: Tensor, normalized: float
+        self,
+        T: Tensor,
+        P: Tensor,
+        outside: Tensor,
+        pull: Tensor,
+        softmax: Tensor,
+        normalized: float,
     ) -> tuple[Tensor, Tensor]:
         """JᵀJ (n, R, R) and Jᵀr (n, R); `pull` (n, H) holds the weight of every entry of t A."""
         K = self.observation.K
         J = (K * P[:, None, :] - (P @ K.T)[:, :, None] * P[:, None, :]) @ self.N.T
         unit = normalized * self.w / self.w.norm()
         missed = normalized * (T @ self.w - 1) / self.w.norm()
-        M = softmax.square()[:, :, None] * (J @ J.mT) + (self.A * pull[:, None, :]) @ self.A.T + unit[:, None] * unit
+        M = (
+            softmax.square()[:, :, None] * (J @ J.mT)
+            + (self.A * pull[:, None, :]) @ self.A.T
+            + unit[:, None] * unit
+        )
         g = (
             softmax.square() * (J @ outside[:, :, None])[:, :, 0]
             + (pull * (T @ self.A)) @ self.A.T

@@ -1,4 +1,5 @@
-"""What a search knows before it starts, and what the batch may look like: from simple to general."""
+"""What a search knows before it starts, and what the batch may look like: from simple to
+general."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from unsum.equation.levenberg import seconds_per_iteration
 from unsum.equation.observation import Observation
 from unsum.separate.exact.regression import ClassLine
 
-HARD = ("labels", "labels, smoothed", "labels, scaled", "labels, smoothed and scaled")  # or granted ones
+# or granted ones
+HARD = ("labels", "labels, smoothed", "labels, scaled", "labels, smoothed and scaled")
 SOFT = ("soft labels", "soft labels, scaled")
 WHOLE = 0.3  # of a sample that the mass of a label row may be off, to be a number of samples
 PLAIN_SCALE = 0.05  # in logarithms, of a scale that is tried as 1
@@ -24,7 +26,8 @@ _PEAKED = 20.0  # largest over median probability of an unlabeled class
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One way the batch may look: targets known or open, and which of scale and smoothing are free."""
+    """One way the batch may look: targets known or open, and which of scale and smoothing are
+    free."""
 
     Y: Tensor | None  # (B, C) before smoothing; None: read off the solution
     B: int
@@ -34,11 +37,13 @@ class Hypothesis:
 
     @property
     def rigid(self) -> bool:
-        """Whether label rows tell every sample's start, as labels of their own do: there is one point to start from, then."""
+        """Whether label rows tell every sample's start, as labels of their own do: there is one
+        point to start from, then."""
         return self.Y is not None and int(torch.linalg.matrix_rank(self.Y)) == self.B
 
     def determined(self, observation: Observation, line: ClassLine) -> bool:
-        """Whether there are as many equations as unknowns: fewer are solved by anything, and say nothing."""
+        """Whether there are as many equations as unknowns: fewer are solved by anything, and say
+        nothing."""
         labeled = 0 if self.Y is not None else int(line.labeled.sum())
         rows = min(observation.classes - labeled, observation.classes - 1)
         columns = observation.rank + (observation.grad_b is not None)
@@ -71,7 +76,8 @@ def hypotheses(
         yield HARD[2], Hypothesis(Y, B, guess, True, False)
         if targets is None:
             yield HARD[3], Hypothesis(Y, B, guess, True, True)
-    if targets is None:  # soft: one sample per direction, for open targets and more samples would explain anything
+    # soft: one sample per direction, for open targets and more samples would explain anything
+    if targets is None:
         yield SOFT[0], Hypothesis(None, size, 1.0, False, True)
         scale = line.scale if observation.reduction == "mean" else line.scale / size
         yield SOFT[1], Hypothesis(None, size, scale, True, True)
@@ -104,17 +110,20 @@ class Known:
 
     @property
     def near_classes(self) -> bool:
-        """Whether there are too many samples for one to be found alone; most starts lose their way there."""
+        """Whether there are too many samples for one to be found alone; most starts lose their way
+        there."""
         return 2 * self.observation.rank > self.observation.classes
 
     @property
     def full(self) -> bool:
-        """Whether the gradient has all directions that it can have: there may be any number of samples more."""
+        """Whether the gradient has all directions that it can have: there may be any number of
+        samples more."""
         return self.observation.rank >= self.observation.classes - 1
 
     @cached_property
     def peaked(self) -> bool:
-        """Whether some unlabeled class is far more likely than most: a trained model, where the line fits badly."""
+        """Whether some unlabeled class is far more likely than most: a trained model, where the
+        line fits badly."""
         grad_b = self.observation.grad_b
         if grad_b is None or not bool((grad_b > 0).any()):
             return False
@@ -123,10 +132,13 @@ class Known:
 
     @cached_property
     def more_negative_than_labels(self) -> bool:
-        """Whether more rows of ∇b are negative than there are samples: smoothing does that to a trained model."""
+        """Whether more rows of ∇b are negative than there are samples: smoothing does that to a
+        trained model."""
         grad_b = self.observation.grad_b
         return grad_b is not None and int((grad_b < 0).sum()) > self.observation.rank
 
     def seconds(self, iterations: int) -> float:
         """Estimated, of solving for all samples at once."""
-        return iterations * seconds_per_iteration(self.observation.rank**2, self.observation.classes)
+        return iterations * seconds_per_iteration(
+            self.observation.rank**2, self.observation.classes
+        )

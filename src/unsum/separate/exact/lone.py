@@ -1,8 +1,10 @@
-"""One sample alone: a single number t is unknown, so all of its range is looked at (the soft-label paper's own case).
+"""One sample alone: a single number t is unknown, so all of its range is looked at (the soft-label
+paper's own case).
 
-With R = 1, F = t A and ŷ_c(t, α) = softmax(t K + b)_c − U_c/(α t) must be one floor for all classes but the one or two that the
-label names. A bias gradient tells t and leaves α open; without one α is taken as plain and t is searched. |p_c − y_c| ≤ 1
-bounds |t| from below. A saturated softmax makes every label look flat as |t| → ∞: of several roots the smallest |t| counts.
+With R = 1, F = t A and ŷ_c(t, α) = softmax(t K + b)_c − U_c/(α t) must be one floor for all classes
+but the one or two that the label names. A bias gradient tells t and leaves α open; without one α is
+taken as plain and t is searched. |p_c − y_c| ≤ 1 bounds |t| from below. A saturated softmax makes
+every label look flat as |t| → ∞: of several roots the smallest |t| counts.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ from unsum.equation.equation import Equation, Unknowns, solve
 from unsum.equation.observation import Observation
 
 _NAMED = 2  # classes that a mixed label names
-_DECADES, _PER_DECADE = 4, 500  # logits of a hundred turn softmax over within 1 %: two points per that
+# logits of a hundred turn softmax over within 1 %: two points per that
+_DECADES, _PER_DECADE = 4, 500
 _ROOTS, _ITERATIONS = 8, 60  # local minima worth solving from, and how long
 
 
 def lone_roots(observation: Observation) -> list[tuple[Equation, Unknowns]]:
-    """Where the walk's most promising points lead, with the equation of each: the smallest length first."""
+    """Where the walk's most promising points lead, with the equation of each: the smallest length
+    first."""
     roots, (t, alpha) = [], _candidates(observation)
     for in_noise_units in (True, False):
         loss, floor, named = _flatness(observation, t, alpha, in_noise_units)
         for index in _local_minima(loss):
             start = Unknowns(t[index].view(1, 1), floor[index], alpha[index].log().view(1))
-            equation = observation.equation().with_rows(observation.weight.index_fill(0, named[index], 0.0))
+            equation = observation.equation().with_rows(
+                observation.weight.index_fill(0, named[index], 0.0)
+            )
             equation = replace(equation, floor_free=True, alpha_free=equation.has_bias)
             root = solve(equation, start, _ITERATIONS, in_noise_units=True)
             if root.is_sound:
@@ -53,13 +59,18 @@ def _candidates(observation: Observation) -> tuple[Tensor, Tensor]:
 def _flatness(
     observation: Observation, t: Tensor, alpha: Tensor, in_noise_units: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every candidate how far all but two classes are from one floor, the floor, and those two classes.
+    """For every candidate how far all but two classes are from one floor, the floor, and those two
+    classes.
 
-    Near the root the noise's units name the label's classes; where softmax is peaked that is too near for the walk's
-    steps, since unlikely classes are known to a part of themselves, and plain differences name them.
+    Near the root the noise's units name the label's classes; where softmax is peaked that is too
+    near for the walk's steps, since unlikely classes are known to a part of themselves, and plain
+    differences name them.
     """
     gain = (alpha * t)[:, None]
-    Y = torch.softmax(t[:, None] * observation.K + observation.b, dim=1) - observation.U[:, 0] / gain
+    Y = (
+        torch.softmax(t[:, None] * observation.K + observation.b, dim=1)
+        - observation.U[:, 0] / gain
+    )
     floor = Y.median(dim=1).values
     off = Y - floor[:, None]
     square = (observation.weight * gain * off if in_noise_units else off).square()

@@ -1,7 +1,9 @@
-"""The table of starts: where each applies, what it costs, and where it suggests to look. Starts propose, the search decides.
+"""The table of starts: where each applies, what it costs, and where it suggests to look. Starts
+propose, the search decides.
 
-A proposal is an equation with points to start from. Samples that stand as they were found are a candidate already. A start draws
-its random numbers from a generator of its own name, so that one start more or less changes no other.
+A proposal is an equation with points to start from. Samples that stand as they were found are a
+candidate already. A start draws its random numbers from a generator of its own name, so that one
+start more or less changes no other.
 """
 
 from __future__ import annotations
@@ -26,12 +28,18 @@ from unsum.separate.exact.hypotheses import HARD, SOFT, Hypothesis, Known
 from unsum.separate.exact.lone import lone_roots
 from unsum.separate.exact.regression import fit_lifted_lines
 from unsum.separate.exact.starts import rotate_freely, rotate_to_targets
-from unsum.separate.exact.zeros import certified, find_sparse_directions, measure_lengths, seconds_of_wave
+from unsum.separate.exact.zeros import (
+    certified,
+    find_sparse_directions,
+    measure_lengths,
+    seconds_of_wave,
+)
 
 ITERATIONS, PATIENT = 60, 150  # to solve from one point; large problems need more
 TRIES, PATIENT_TRIES = 2, 6  # points of one hypothesis
 TOGETHER = 100  # iterations for samples that were found one at a time
-EXCHANGE_SECONDS = 60.0  # estimated; for labels by exchange, which only batches near the number of classes need
+# estimated; for labels by exchange, which only batches near the number of classes need
+EXCHANGE_SECONDS = 60.0
 PATIENCE = 8.0  # estimated seconds spent on further starts before giving up
 _LARGE = 32  # samples, beyond which large groups of one label turn slowly into place
 _SHARE = 1e-4  # of a label, below which a class carries none
@@ -40,20 +48,23 @@ _POWERS = (0.5, 0.0, 1.0)  # between the gradient's own norm and the noise's: on
 
 @dataclass(frozen=True)
 class Proposal:
-    """An equation, and points to solve it from; a further point is a second opinion on what the first led to."""
+    """An equation, and points to solve it from; a further point is a second opinion on what the
+    first led to."""
 
     equation: Equation
     points: Iterator[Unknowns]
     iterations: int
     solved: bool = False  # the first point needs no solving
-    alone: bool = False  # each sample was found on its own, which is a second opinion on all of them together
+    # each sample was found on its own, which is a second opinion on all of them together
+    alone: bool = False
 
 
 Proposals = Iterator[Proposal | Candidate]
 
 
 def one_alone(known: Known, _: torch.Generator) -> Proposals:
-    """One sample, looked for along the whole range of its length: that was all of it, so that the first root counts."""
+    """One sample, looked for along the whole range of its length: that was all of it, so that the
+    first root counts."""
     for equation, at in lone_roots(known.observation):
         yield Proposal(equation, iter([at]), 0, solved=True, alone=True)
 
@@ -78,7 +89,9 @@ def by_patience(known: Known, generator: torch.Generator) -> Proposals:
     """Every hypothesis again from more points, as far as they can be afforded."""
     affordable = int(PATIENCE / known.seconds(PATIENT))
     for way in known.hypotheses.values():
-        yield from [_rotated(known, way, generator, PATIENT)] * min(1 if way.rigid else PATIENT_TRIES, affordable)
+        yield from [_rotated(known, way, generator, PATIENT)] * min(
+            1 if way.rigid else PATIENT_TRIES, affordable
+        )
         affordable = max(0, affordable - PATIENT_TRIES)
 
 
@@ -92,7 +105,8 @@ def one_at_a_time(known: Known, _: torch.Generator, smoothed: bool = False) -> P
 def by_thinning(known: Known, generator: torch.Generator) -> Proposals:
     """The same in a crowded batch, where the zeros of their features tell samples apart."""
     extracted = extract_sparse(known.observation, generator)
-    # Of a gradient of full rank a few are none: one equation is left for each alone, and more samples than that may be in it.
+    # Of a gradient of full rank a few are none: one equation is left for each alone, and more
+    # samples than that may be in it.
     if extracted is not None and not (known.full and len(extracted.T) < known.observation.rank):
         yield from together(known.observation, extracted, sure=True)
 
@@ -100,9 +114,11 @@ def by_thinning(known: Known, generator: torch.Generator) -> Proposals:
 def together(
     observation: Observation, extracted: Extracted, *, smoothed: bool = False, sure: bool = False
 ) -> Proposals:
-    """All of them, or most as if the others had left nothing: some that are missing may have left no more than a trace.
+    """All of them, or most as if the others had left nothing: some that are missing may have left
+    no more than a trace.
 
-    Last as they were found: what does not explain the gradient together may still be right sample by sample.
+    Last as they were found: what does not explain the gradient together may still be right sample
+    by sample.
     """
     T, R = extracted.T, observation.rank
     Y = torch.nn.functional.one_hot(extracted.labels, observation.classes).double()
@@ -115,7 +131,8 @@ def together(
 
 
 def by_pairs(known: Known, _: torch.Generator) -> Proposals:
-    """Samples of mixed label found one at a time, then to be polished together with their labels open."""
+    """Samples of mixed label found one at a time, then to be polished together with their labels
+    open."""
     observation, mixed = known.observation, extract_mixed(known.observation)
     if mixed is None:
         return
@@ -130,7 +147,9 @@ def by_pairs(known: Known, _: torch.Generator) -> Proposals:
 def by_exchange(known: Known, generator: torch.Generator) -> Proposals:
     """Labels found by exchange; the second opinion are other points that these labels lead from."""
     observation = known.observation
-    found = exchange_labels(observation, known.line, generator, int(EXCHANGE_SECONDS / known.seconds(1)))
+    found = exchange_labels(
+        observation, known.line, generator, int(EXCHANGE_SECONDS / known.seconds(1))
+    )
     if found is None:
         return
     labels, T = found
@@ -149,22 +168,32 @@ def by_zeros(known: Known, generator: torch.Generator) -> Proposals:
         yield certified(known.observation, directions, lengths)
 
 
-def _as_found(observation: Observation, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False) -> Candidate:
+def _as_found(
+    observation: Observation, equation: Equation, at: Unknowns, Y: Tensor, sure: bool = False
+) -> Candidate:
     """Samples that were found one at a time: verified if they are most, or `sure`."""
     equation = replace(equation, Y=Y, alpha_free=False).with_rows(observation.weights_at(at, Y))
     verified = sure or 2 * len(at.T) > observation.rank
     return Candidate(at, Y, certify(equation, at, observation), equation, verified=verified)
 
 
-def _rotated(known: Known, way: Hypothesis, generator: torch.Generator, iterations: int) -> Proposal:
-    return Proposal(way.equation(known.observation, known.line), _points(known, way, generator), iterations)
+def _rotated(
+    known: Known, way: Hypothesis, generator: torch.Generator, iterations: int
+) -> Proposal:
+    return Proposal(
+        way.equation(known.observation, known.line), _points(known, way, generator), iterations
+    )
 
 
 def _points(known: Known, way: Hypothesis, generator: torch.Generator) -> Iterator[Unknowns]:
     """One after another, without end."""
     while True:
         line, Y = known.line, way.Y
-        T = rotate_freely(line, way.B, generator) if Y is None else rotate_to_targets(line, Y, generator)
+        T = (
+            rotate_freely(line, way.B, generator)
+            if Y is None
+            else rotate_to_targets(line, Y, generator)
+        )
         alpha = positive_factor(known.observation.alpha(way.scale, way.B))
         floor = known.line.floor if way.floor_free else 0.0
         yield Unknowns.of(T, alpha, floor)
@@ -185,12 +214,15 @@ class Start:
 
 
 def _solving(known: Known) -> float:
-    """From two points with patience; or in three norms, for samples that were found one at a time."""
+    """From two points with patience; or in three norms, for samples that were found one at a
+    time."""
     return known.seconds(TRIES * PATIENT)
 
 
 def _labels(name: str) -> Start:
-    return Start(name, lambda known: name in known.hypotheses, _solving, partial(by_regression, name=name))
+    return Start(
+        name, lambda known: name in known.hypotheses, _solving, partial(by_regression, name=name)
+    )
 
 
 def _one(known: Known) -> bool:
@@ -206,7 +238,11 @@ def _crowded(known: Known) -> bool:
 
 
 def _exchangeable(known: Known) -> bool:
-    return known.targets is None and known.near_classes and known.batch_size in (None, known.observation.rank)
+    return (
+        known.targets is None
+        and known.near_classes
+        and known.batch_size in (None, known.observation.rank)
+    )
 
 
 STARTS = (
@@ -219,6 +255,11 @@ STARTS = (
     Start("zeros", lambda _: True, lambda known: seconds_of_wave(known.observation.A), by_zeros),
     Start("thinned", _crowded, _solving, by_thinning),
     Start("mixed", _singly, _solving, by_pairs),
-    Start("lifted", lambda k: k.targets is None and k.observation.grad_b is None, _solving, by_lifted_regression),
+    Start(
+        "lifted",
+        lambda k: k.targets is None and k.observation.grad_b is None,
+        _solving,
+        by_lifted_regression,
+    ),
     Start("patient", lambda _: True, lambda _: PATIENCE, by_patience),
 )

@@ -1,7 +1,9 @@
-"""Labels first: a robust regression over classes finds label rows, their counts, and T up to a rotation.
+"""Labels first: a robust regression over classes finds label rows, their counts, and T up to a
+rotation.
 
-For a class c that nobody is labeled with, U_c / ∇b_c = Σ_i w_ic t_i with weights w_ic ∝ p_ic. To first order in the
-logits that is a line, a + M k_c, whose slope M is the covariance of the t_i. Rows off that line are labels.
+For a class c that nobody is labeled with, U_c / ∇b_c = Σ_i w_ic t_i with weights w_ic ∝ p_ic. To
+first order in the logits that is a line, a + M k_c, whose slope M is the covariance of the t_i.
+Rows off that line are labels.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from unsum.equation.observation import Observation
 
-Fit = Callable[[Tensor, Tensor, Tensor], Tensor]  # (design, values, square roots of the weights) → line
+# (design, values, square roots of the weights) → line
+Fit = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Of a usual row, tried in turn: what a smoothed label's floor took is not known.
 _LIFTS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
@@ -36,18 +39,23 @@ class ClassLine:
 
 
 def fit_class_line(observation: Observation) -> ClassLine:
-    """Fit the line over the classes nobody carries, with ∇b as the rows' sizes where it is clean enough to divide by."""
+    """Fit the line over the classes nobody carries, with ∇b as the rows' sizes where it is clean
+    enough to divide by."""
     K, b, U, grad_b = observation.K, observation.b, observation.U, observation.grad_b
-    if grad_b is not None and float((grad_b.abs() * observation.weight).median()) * observation.beta > CLEAN:
+    if (
+        grad_b is not None
+        and float((grad_b.abs() * observation.weight).median()) * observation.beta > CLEAN
+    ):
         return _fit_ratios(K, b, U, grad_b)
     return _fit_rows(K, b, U, grad_b, observation.weight)
 
 
 def fit_lifted_lines(observation: Observation) -> Iterator[ClassLine]:
-    """The same without ∇b for smoothed labels, whose floor e takes the same −α e Σ_i t_i from every row.
+    """The same without ∇b for smoothed labels, whose floor e takes the same −α e Σ_i t_i from every
+    row.
 
-    That is a vector along the mean feature. Its length is not known, so several are given back in turn, in parts of a
-    usual row.
+    That is a vector along the mean feature. Its length is not known, so several are given back in
+    turn, in parts of a usual row.
     """
     K, b, U, weight = observation.K, observation.b, observation.U, observation.weight
     direction = _shared_direction(U, weight)
@@ -66,7 +74,9 @@ def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
         positive = _likely_unlabeled(K, b, U, grad_b, positive)
     ratios = U / torch.where(positive, grad_b, torch.ones_like(grad_b))[:, None]
     design = torch.cat([torch.ones_like(b)[:, None], K.T], dim=1)
-    inside, line = _robust_line(design, ratios, grad_b.clamp_min(0).sqrt(), positive, _symmetric_least_squares)
+    inside, line = _robust_line(
+        design, ratios, grad_b.clamp_min(0).sqrt(), positive, _symmetric_least_squares
+    )
     intercept, slope = line[0], line[1:]
     covariance = _positive_part(slope)
     p_bar = torch.softmax(b, dim=0)
@@ -81,7 +91,8 @@ def _fit_ratios(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor) -> ClassLine:
 
 
 def _likely_unlabeled(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor, positive: Tensor) -> Tensor:
-    """Rows whose ∇b is no smaller than the mean feature explains; in a crowded batch a label's may be positive, too."""
+    """Rows whose ∇b is no smaller than the mean feature explains; in a crowded batch a label's may
+    be positive, too."""
     inside = positive
     for _ in range(5):
         mean = U[inside].sum(0) / grad_b[inside].sum()
@@ -100,7 +111,9 @@ def _fit_rows(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Te
     for _ in range(10):
         p_bar = _mean_probabilities(K, b, mean, covariance)
         size = (scale * p_bar)[:, None].clamp_min(1e-100)
-        inside, line = _robust_line(design, U / size, size[:, 0] * weight, inside, _symmetric_least_squares)
+        inside, line = _robust_line(
+            design, U / size, size[:, 0] * weight, inside, _symmetric_least_squares
+        )
         covariance = _positive_part(line[1:])
         mean = line[0] + line[1:] @ (K @ p_bar)
     sums = size * (design @ line) - U
@@ -109,17 +122,22 @@ def _fit_rows(K: Tensor, b: Tensor, U: Tensor, grad_b: Tensor | None, weight: Te
     return ClassLine(~inside, mean, covariance, scale, mass / mass.sum().clamp_min(0.1), sums)
 
 
-def _fit_sizes(K: Tensor, b: Tensor, U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fit_sizes(
+    K: Tensor, b: Tensor, U: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Direction and length ζ of the mean feature, the scale's logarithm, and the rows that fit.
 
-    U_c · u ≈ s p̄_c ζ with p̄_c ∝ exp(b_c + ζ u·k_c): a line of slope ζ in u·k_c. For one sample it is exact.
+    U_c · u ≈ s p̄_c ζ with p̄_c ∝ exp(b_c + ζ u·k_c): a line of slope ζ in u·k_c. For one sample it
+    is exact.
     """
     direction = _shared_direction(U, weight)
     along = U @ direction
     positive = along > 0
     heights = along.clamp_min(1e-300).log() - b
     design = torch.stack([torch.ones_like(b), direction @ K], dim=1)
-    inside, line = _robust_line(design, heights[:, None], torch.ones_like(b), positive, least_squares)
+    inside, line = _robust_line(
+        design, heights[:, None], torch.ones_like(b), positive, least_squares
+    )
     zeta = line[1, 0].clamp_min(1e-6 * along.abs().max())
     log_total = torch.logsumexp(b + zeta * design[:, 1], dim=0)
     return direction, zeta, line[0, 0] - zeta.log() + log_total, inside
@@ -136,7 +154,9 @@ def _shared_direction(U: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.normalize(direction, dim=0, eps=1e-300)
 
 
-def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, fit: Fit) -> tuple[Tensor, Tensor]:
+def _robust_line(
+    design: Tensor, values: Tensor, root: Tensor, inside: Tensor, fit: Fit
+) -> tuple[Tensor, Tensor]:
     """Least squares over the rows `inside`, dropping outliers until they settle."""
     if not bool(inside.any()):
         inside = torch.ones_like(inside)
@@ -157,13 +177,15 @@ def _robust_line(design: Tensor, values: Tensor, root: Tensor, inside: Tensor, f
 def least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
     A, Y = design * root[:, None], values * root[:, None]
     gram = A.T @ A
-    # Tikhonov at rounding level: a constant direction of K (a rank-deficient head) must not blow up.
+    # Tikhonov at rounding level: a constant direction of K (a rank-deficient head) must not blow
+    # up.
     ridge = 1e-13 * gram.diagonal().max() + 1e-12 * gram.diagonal() + 1e-300
     return torch.linalg.solve(gram + torch.diag(ridge), A.T @ Y)
 
 
 def _symmetric_least_squares(design: Tensor, values: Tensor, root: Tensor) -> Tensor:
-    """The same with a symmetric slope, as a covariance is: half as many unknowns, so half as many rows suffice.
+    """The same with a symmetric slope, as a covariance is: half as many unknowns, so half as many
+    rows suffice.
 
     The normal equations are S M + M S = Q + Qᵀ, solved in the eigenvectors of S.
     """
@@ -185,5 +207,6 @@ def _positive_part(slope: Tensor) -> Tensor:
 
 
 def _mean_probabilities(K: Tensor, b: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """p̄ to second order: the logarithm of a mean of exponentials is mean plus half the variance."""
+    """p̄ to second order: the logarithm of a mean of exponentials is mean plus half the
+    variance."""
     return torch.softmax(b + mean @ K + 0.5 * ((covariance @ K) * K).sum(0), dim=0)

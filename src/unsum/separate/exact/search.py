@@ -1,6 +1,8 @@
-"""The search: starts in the order of their cost, until what one of them proposed explains the gradient.
+"""The search: starts in the order of their cost, until what one of them proposed explains the
+gradient.
 
-Starts only propose. Here their points are solved from, polished and confirmed, and here it is decided what is enough.
+Starts only propose. Here their points are solved from, polished and confirmed, and here it is
+decided what is enough.
 """
 
 from __future__ import annotations
@@ -20,20 +22,25 @@ from unsum.separate.exact.proposals import STARTS, TOGETHER, Proposal, Proposals
 from unsum.separate.exact.regression import fit_class_line
 
 _LAST_RESORTS = ("lifted", "patient")  # only where nothing else explains the gradient
-# What follows was measured on 1 592 of the certificate's cases, 1 105 of them recovered (start_costs.py of commit d5b3ef72).
-_AGREED, _LIKE = 3, 1.2  # so many of the regression's ways with misfits so much alike end in one place, as others would
-# Misfits of a gradient of full rank, beyond which zeros of features found no batch, and beyond which further points found none.
+# What follows was measured on 1 592 of the certificate's cases, 1 105 of them recovered
+# (start_costs.py of commit d5b3ef72). so many of the regression's ways with misfits so much alike
+# end in one place, as others would
+_AGREED, _LIKE = 3, 1.2
+# Misfits of a gradient of full rank, beyond which zeros of features found no batch, and beyond
+# which further points found none.
 _NEAR, _VERY_NEAR = 5e3, 500.0
 _LONG = 60.0  # estimated seconds of a start, beyond which it is not tried for a remainder
 _MOST = 0.75  # of the samples
-_CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30  # further points that may confirm a solution; more where they are cheap
+# further points that may confirm a solution; more where they are cheap
+_CONFIRMATIONS, _MORE_CONFIRMATIONS = 4, 30
 _CONFIRMATION_SECONDS = 2.0  # estimated; up to which they are
 SAME_SOLUTION = 1e-3  # relative distance; another solution is much farther away
 _FAILED = (torch.linalg.LinAlgError, NoFactorError)  # type: ignore[attr-defined]
 
 
 def in_order(known: Known) -> list[Start]:
-    """The starts that apply: quick ones first, sample by sample before labels where the regression misleads."""
+    """The starts that apply: quick ones first, sample by sample before labels where the regression
+    misleads."""
     near, smoothed = known.near_classes, "extracted, smoothed"
     singly = ("extracted", "exchanged", "thinned") if near else ("extracted", "exchanged")
     if known.more_negative_than_labels:
@@ -44,7 +51,10 @@ def in_order(known: Known) -> list[Start]:
         middle = (*HARD, *singly, *SOFT, smoothed)
     order = ("alone", "zeros", *middle) if near else ("alone", *middle, "zeros", "thinned")
     order += ("mixed", *_LAST_RESORTS)  # all pairs of classes: the slowest way
-    return sorted((start for start in STARTS if start.applies(known)), key=lambda start: order.index(start.name))
+    return sorted(
+        (start for start in STARTS if start.applies(known)),
+        key=lambda start: order.index(start.name),
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,9 @@ class Search:
     seed: int
 
     @classmethod
-    def over(cls, observation: Observation, targets: Tensor | None, batch_size: int | None, seed: int) -> Search:
+    def over(
+        cls, observation: Observation, targets: Tensor | None, batch_size: int | None, seed: int
+    ) -> Search:
         return cls(Known(observation, fit_class_line(observation), targets, batch_size), seed)
 
     def best(self) -> Candidate | None:
@@ -71,7 +83,9 @@ class Search:
             start = waiting.pop(0)
             if best is not None and self._is_hopeless(start, best):
                 continue
-            closest = "" if best is None else f"{best.certificate.misfit:.2g} standard deviations off"
+            closest = (
+                "" if best is None else f"{best.certificate.misfit:.2g} standard deviations off"
+            )
             trying(f"the start {start.name!r}", total - len(waiting), total, closest)
             candidate = self.led_to(start)
             if candidate is not None:
@@ -81,8 +95,9 @@ class Search:
         return best
 
     def _is_hopeless(self, start: Start, best: Candidate) -> bool:
-        """Of a gradient of full rank: labels and exchanges find C − 1 samples, or come near them; samples one by one follow from
-        there only, and for open targets hardly an equation is left."""
+        """Of a gradient of full rank: labels and exchanges find C − 1 samples, or come near them;
+        samples one by one follow from there only, and for open targets hardly an equation is
+        left."""
         if not self.known.full or best.explains:
             return False
         if start.name in ("thinned", "patient"):
@@ -90,7 +105,8 @@ class Search:
         return start.name in (*SOFT, "mixed", "lifted")
 
     def _suffices(self, found: Candidate, waiting: list[Start]) -> bool:
-        """Whether to look no further; where what waits takes minutes, with samples that stand on their own as well."""
+        """Whether to look no further; where what waits takes minutes, with samples that stand on
+        their own as well."""
         if waiting[0].name in _LAST_RESORTS:
             return found.explains
         if found.settles or max(start.cost(self.known) for start in waiting) < _LONG:
@@ -110,10 +126,15 @@ class Search:
                 proposal = next(proposals, None)
                 if proposal is None:
                     break
-                if isinstance(proposal, Proposal) and best is not None and out_of_time("further starts"):
+                if (
+                    isinstance(proposal, Proposal)
+                    and best is not None
+                    and out_of_time("further starts")
+                ):
                     continue
                 candidate = self._candidate(proposal)
-            except _FAILED:  # a singular matrix or a negative scale: it failed, as other proposals do
+            except _FAILED:
+                # a singular matrix or a negative scale: it failed, as other proposals do
                 continue
             if candidate is not None and candidate.better_than(best):
                 best = candidate
@@ -121,13 +142,16 @@ class Search:
 
     def _candidate(self, proposal: Proposal | Candidate) -> Candidate | None:
         """Solved from the next point, polished, and marked with the second opinions that it has."""
-        if isinstance(proposal, Candidate):  # read off something else: that the equation holds as well confirms it
+        # read off something else: that the equation holds as well confirms it
+        if isinstance(proposal, Candidate):
             return replace(proposal, confirmations=int(proposal.explains and proposal.read_off))
         at = next(proposal.points, None)
         if at is not None and not proposal.solved:
             # What samples found alone lead to is near: it is pursued to the end, whatever the norm.
             rough = not proposal.alone  # it is polished, with other weights
-            at = solve(proposal.equation, at, proposal.iterations, in_noise_units=rough, roughly=rough)
+            at = solve(
+                proposal.equation, at, proposal.iterations, in_noise_units=rough, roughly=rough
+            )
         if at is None or not at.is_sound:
             return None
         candidate = polish(self.known.observation, proposal.equation, at)
@@ -136,9 +160,11 @@ class Search:
         return self._confirmed(candidate, proposal) if candidate.explains else candidate
 
     def _found_alone(self, found: Candidate) -> Candidate | None:
-        """Samples that were found one by one and polished together. All of them are an independent solution.
+        """Samples that were found one by one and polished together. All of them are an independent
+        solution.
 
-        A part must explain the gradient: else its samples have made up for those that are missing, and became wrong.
+        A part must explain the gradient: else its samples have made up for those that are missing,
+        and became wrong.
         """
         rank, Y = self.known.observation.rank, found.equation.Y
         if not found.explains:
@@ -148,18 +174,26 @@ class Search:
             at = replace(found.at, T=found.at.T[~away])
             equation = replace(found.equation, Y=Y[~away], alpha_free=False)
             weight = self.known.observation.weights_at(at, Y[~away])
-            return self._candidate(Proposal(equation.with_rows(weight**0.5), iter([at]), TOGETHER, alone=True))
+            return self._candidate(
+                Proposal(equation.with_rows(weight**0.5), iter([at]), TOGETHER, alone=True)
+            )
         if len(found.at.T) == rank:
             return replace(found, confirmations=1)
         return replace(found, verified=2 * len(found.at.T) > rank)
 
     def _confirmed(self, found: Candidate, proposal: Proposal) -> Candidate:
-        """The candidate, marked as agreed if another point leads to it and none to a solution that is as good.
+        """The candidate, marked as agreed if another point leads to it and none to a solution that
+        is as good.
 
-        The noise is estimated on the safe side, so that a local minimum may lie below it: a much better one takes over.
+        The noise is estimated on the safe side, so that a local minimum may lie below it: a much
+        better one takes over.
         """
-        cost = proposal.iterations * seconds_per_iteration(found.at.T.numel(), self.known.observation.classes)
-        for _ in range(max(_CONFIRMATIONS, min(_MORE_CONFIRMATIONS, int(_CONFIRMATION_SECONDS / cost)))):
+        cost = proposal.iterations * seconds_per_iteration(
+            found.at.T.numel(), self.known.observation.classes
+        )
+        for _ in range(
+            max(_CONFIRMATIONS, min(_MORE_CONFIRMATIONS, int(_CONFIRMATION_SECONDS / cost)))
+        ):
             if out_of_time("a second opinion on the solution"):
                 break
             at = solve(proposal.equation, next(proposal.points), proposal.iterations, roughly=True)
@@ -179,18 +213,30 @@ class Search:
 
 
 def _agree(misfits: dict[str, float]) -> bool:
-    """Whether the regression's ways lead to one misfit, which is none of a solution: the best that samples of equal weight do.
+    """Whether the regression's ways lead to one misfit, which is none of a solution: the best that
+    samples of equal weight do.
 
-    Three of them, with labels that are open in one; or all with known labels to one, and those with open labels to another. So it
-    is where one sample stands for two.
+    Three of them, with labels that are open in one; or all with known labels to one, and those with
+    open labels to another. So it is where one sample stands for two.
     """
-    hard, soft = (sorted(misfits[name] for name in names if name in misfits) for names in (HARD, SOFT))
+    hard, soft = (
+        sorted(misfits[name] for name in names if name in misfits) for names in (HARD, SOFT)
+    )
     every = sorted([*hard, *soft])
     if not hard or not soft or every[0] < EXPLAINED:
         return False
-    if len(every) >= _AGREED and every[_AGREED - 1] < _LIKE * every[0] and soft[0] < _LIKE * every[0]:
+    if (
+        len(every) >= _AGREED
+        and every[_AGREED - 1] < _LIKE * every[0]
+        and soft[0] < _LIKE * every[0]
+    ):
         return True
-    return len(hard) > 1 and len(soft) > 1 and hard[-1] < _LIKE * hard[0] and soft[-1] < _LIKE * soft[0]
+    return (
+        len(hard) > 1
+        and len(soft) > 1
+        and hard[-1] < _LIKE * hard[0]
+        and soft[-1] < _LIKE * soft[0]
+    )
 
 
 def distance(T: Tensor, other: Tensor) -> float:

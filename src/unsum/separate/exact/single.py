@@ -1,8 +1,9 @@
 """One sample at a time: its p − e_y must lie in the span of U, whatever the other samples are.
 
-R unknowns t and C − R equations per sample: Π⊥ D (softmax(t K + b) − e_y) = 0, where D weighs rows and Π projects on
-the span of D U. With p − e_y = U q, the coupling T q = e_i/α adds α q·t = 1, which keeps t from running off to where
-p = e_y and everything vanishes. Many starts are refined at once, and none is disturbed by another one's failure.
+R unknowns t and C − R equations per sample: Π⊥ D (softmax(t K + b) − e_y) = 0, where D weighs rows
+and Π projects on the span of D U. With p − e_y = U q, the coupling T q = e_i/α adds α q·t = 1,
+which keeps t from running off to where p = e_y and everything vanishes. Many starts are refined at
+once, and none is disturbed by another one's failure.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class SampleState:
 
 
 class SingleSamples:
-    """The per-sample equations of one observation; rows of U that are labels get their own weight in `weight`.
+    """The per-sample equations of one observation; rows of U that are labels get their own weight
+    in `weight`.
 
-    Targets are hard or smoothed, (1 − C e) e_y + e. With `floor` None each sample finds its own e, which is linear and costs
-    one equation. With pairs (n, 2) in the place of labels they are mixed, (1 − μ) e_y + μ e_z, and each finds its own μ.
+    Targets are hard or smoothed, (1 − C e) e_y + e. With `floor` None each sample finds its own e,
+    which is linear and costs one equation. With pairs (n, 2) in the place of labels they are mixed,
+    (1 − μ) e_y + μ e_z, and each finds its own μ.
     """
 
     def __init__(self, observation: Observation, weight: Tensor, floor: float | None = 0.0) -> None:
@@ -55,13 +58,21 @@ class SingleSamples:
         X = (torch.softmax(T @ self.observation.K + self.observation.b, dim=1) - floor) * self.D
         outside = X - (X @ self.Q) @ self.Q.T
         leverage, hard = self.Q.square().sum(1), (1 - len(self.D) * floor) * self.D
-        distance = outside.square().sum(1, keepdim=True) - 2 * outside * hard + hard.square() * (1 - leverage)
+        distance = (
+            outside.square().sum(1, keepdim=True)
+            - 2 * outside * hard
+            + hard.square() * (1 - leverage)
+        )
         size = X.square().sum(1, keepdim=True) - 2 * X * hard + hard.square()
         return torch.argmin(distance / size, dim=1)
 
-    def refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 150) -> Tensor:
+    def refine(
+        self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 150
+    ) -> Tensor:
         """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
-        return in_parts(lambda t, y: self._refine(t, y, alpha, iterations), self._entries, T, labels)
+        return in_parts(
+            lambda t, y: self._refine(t, y, alpha, iterations), self._entries, T, labels
+        )
 
     def steps(self, T: Tensor, labels: Tensor, alpha: float) -> Tensor:
         """(n,) how far each would still go, without damping, relative to its length."""
@@ -79,8 +90,8 @@ class SingleSamples:
     def slack(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
         """(n,) how much of p − e_y may lie outside the span of U, relatively, for a sample.
 
-        A `faint` one has p so near e_y that the client's rounding of p − 1 is a large part of it. That excuse would serve
-        roots far out as well, where p → e_y, which are no samples.
+        A `faint` one has p so near e_y that the client's rounding of p − 1 is a large part of it.
+        That excuse would serve roots far out as well, where p → e_y, which are no samples.
         """
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         size = 1 - P[torch.arange(len(T), device=T.device), _first(labels)]
@@ -123,7 +134,8 @@ class SingleSamples:
         return labels.ndim == 1 and self.floor is not None
 
     def _change(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, C) what a unit of e, or of μ, adds to D (p − y), and the part of it outside the span."""
+        """(n, C) what a unit of e, or of μ, adds to D (p − y), and the part of it outside the
+        span."""
         each, C = torch.arange(len(labels), device=labels.device), len(self.D)
         W = self.D.new_full((len(labels), C), -1.0 if labels.ndim == 1 else 0.0)
         W[each, _first(labels)] += C if labels.ndim == 1 else 1
@@ -169,7 +181,10 @@ class SingleSamples:
             T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
             pairs = zip(vars(there).values(), vars(state).values(), strict=True)
             state = SampleState(
-                *(torch.where(better if new.ndim == 1 else better[:, None], new, old) for new, old in pairs)
+                *(
+                    torch.where(better if new.ndim == 1 else better[:, None], new, old)
+                    for new, old in pairs
+                )
             )
             damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
         return T, cost, damping
@@ -181,7 +196,9 @@ class SingleSamples:
         X = (self.D * state.P)[:, :, None] * (K.T - (state.P @ K.T)[:, None, :])  # (n, C, R)
         if not self._is_known(labels):  # e or μ follows every step
             W, W_outside = self._change(labels)
-            follows = (W_outside[:, None, :] @ X) / W_outside.square().sum(1).clamp_min(1e-300)[:, None, None]
+            follows = (W_outside[:, None, :] @ X) / W_outside.square().sum(1).clamp_min(1e-300)[
+                :, None, None
+            ]
             X = X - W[:, :, None] * follows
         inside = self.Q.T @ X
         change_q = torch.linalg.solve_triangular(self.triangle, inside, upper=True)
@@ -193,9 +210,12 @@ class SingleSamples:
 
 
 def in_parts(work: Callable[..., Tensor], entries: int, *rows: Tensor) -> Tensor:
-    """`work` on as many starts, their labels and so on at a time as memory allows; each has so many entries of a Jacobian."""
+    """`work` on as many starts, their labels and so on at a time as memory allows; each has so many
+    entries of a Jacobian."""
     step = max(1, (HELD if rows[0].is_cuda else _HELD_ON_CPU) // entries)
-    return torch.cat([work(*part) for part in zip(*(tensor.split(step) for tensor in rows), strict=True)])
+    return torch.cat(
+        [work(*part) for part in zip(*(tensor.split(step) for tensor in rows), strict=True)]
+    )
 
 
 def _first(labels: Tensor) -> Tensor:

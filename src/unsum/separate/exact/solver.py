@@ -1,7 +1,8 @@
 """The exact solver: Y = softmax(T K + b) − (U T⁻¹)ᵀ/α, solved for T with nothing given.
 
-Labels first: a regression over classes finds which rows of the gradient are labels and how many samples carry each.
-Then Levenberg–Marquardt solves for the B² numbers T; features, logits and targets follow in closed form.
+Labels first: a regression over classes finds which rows of the gradient are labels and how many
+samples carry each. Then Levenberg–Marquardt solves for the B² numbers T; features, logits and
+targets follow in closed form.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from unsum.separate.method import working_type
 
 
 def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
-    """Separate a batch under cross-entropy; `predicted_error` and `exact` say how far to trust it."""
+    """Separate a batch under cross-entropy; `predicted_error` and `exact` say how far to trust
+    it."""
     low, high = torch.aminmax(head.grad_W)
     if float(low) == float(high) == 0:
-        return nothing_found(head, knowledge, "The gradient is zero: it says nothing about the batch.")
+        return nothing_found(
+            head, knowledge, "The gradient is zero: it says nothing about the batch."
+        )
     try:
         undecayed = without_decay(head)
         if undecayed is None:
@@ -36,8 +40,12 @@ def exact(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         leak = _separated(clean, knowledge, seed, noise)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Sizes beyond what float64 can square, or rows that are all alike.
-        return nothing_found(head, knowledge, "The gradient's numbers leave the solver nothing that it can invert.")
-    note = f"The client decayed its weights by {decay:.3g} times themselves; that was taken off first."
+        return nothing_found(
+            head, knowledge, "The gradient's numbers leave the solver nothing that it can invert."
+        )
+    note = (
+        f"The client decayed its weights by {decay:.3g} times themselves; that was taken off first."
+    )
     return replace(leak, notes=[*leak.notes, note])
 
 
@@ -46,7 +54,9 @@ def _separated(head: Head, knowledge: Knowledge, seed: int, noise: Noise | None)
     if observation.rank == 0:
         return nothing_found(head, knowledge, "Nothing in the gradient stands out of its noise.")
     with few_threads(observation.U.numel()):
-        search = Search.over(observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed)
+        search = Search.over(
+            observation, knowledge.targets(head.classes), knowledge.known_batch_size, seed
+        )
         candidate = search.best()
     if candidate is None:
         return nothing_found(head, knowledge, "No start of the solver led to finite features.")
@@ -74,11 +84,17 @@ def leak_of(question: Question) -> Leak:
     )
 
 
-def nothing_found(head: Head, knowledge: Knowledge, reason: str, loss: str = "cross-entropy") -> Leak:
+def nothing_found(
+    head: Head, knowledge: Knowledge, reason: str, loss: str = "cross-entropy"
+) -> Leak:
     """The empty-handed answer: right shapes, no information, no claim."""
     B, (C, H) = knowledge.known_batch_size or 1, head.W.shape
     granted, claim = knowledge.targets(C), nothing(reason)
-    targets = head.W.new_full((B, C), 1 / C, dtype=torch.float64) if granted is None else granted.to(head.W.device)
+    targets = (
+        head.W.new_full((B, C), 1 / C, dtype=torch.float64)
+        if granted is None
+        else granted.to(head.W.device)
+    )
     return Leak(
         method="exact",
         targets=targets,

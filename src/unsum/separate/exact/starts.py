@@ -1,4 +1,5 @@
-"""Where to start T: the regression's moments with a rotation that the label rows fix as far as they can, or rows' ratios."""
+"""Where to start T: the regression's moments with a rotation that the label rows fix as far as they
+can, or rows' ratios."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ def rotate_freely(line: ClassLine, B: int, generator: torch.Generator) -> Tensor
 
 
 def rotate_to_targets(line: ClassLine, Y: Tensor, generator: torch.Generator) -> Tensor:
-    """T whose sums over each label, Σ_i Y_ic t_i, are those of the label rows; the rest of the rotation is random.
+    """T whose sums over each label, Σ_i Y_ic t_i, are those of the label rows; the rest of the
+    rotation is random.
 
-    With hard labels the label rows fix the mean of every group of equal labels, and only inside a group the start is
-    random; with a label of its own a sample's start is already close.
+    With hard labels the label rows fix the mean of every group of equal labels, and only inside a
+    group the start is random; with a label of its own a sample's start is already close.
     """
     B = len(Y)
     if line.scale == 0:
@@ -49,9 +51,14 @@ def rotate_to_targets(line: ClassLine, Y: Tensor, generator: torch.Generator) ->
 
 
 def ratio_starts(
-    observation: Observation, grad_b: Tensor, labels: Tensor, generator: torch.Generator, moved: float
+    observation: Observation,
+    grad_b: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
+    moved: float,
 ) -> Tensor:
-    """(n, R) each label row's ratio, which is near the features of its samples, moved at random by so much of their spread."""
+    """(n, R) each label row's ratio, which is near the features of its samples, moved at random by
+    so much of their spread."""
     ratios = observation.U / grad_b[:, None]
     fair = usual_rows(observation, grad_b)
     usual = ratios[fair].median(0).values
@@ -69,9 +76,11 @@ def usual_rows(observation: Observation, grad_b: Tensor) -> Tensor:
 
 
 def hunt_corners(rows: Tensor, count: int) -> Tensor:
-    """Indices of `count` rows that span the simplex best: successive projection, as in separable factorization.
+    """Indices of `count` rows that span the simplex best: successive projection, as in separable
+    factorization.
 
-    A constant coordinate makes it affine. A trained model's softmax is peaked, so many rows sit almost on a corner.
+    A constant coordinate makes it affine. A trained model's softmax is peaked, so many rows sit
+    almost on a corner.
     """
     constant = rows.new_full((len(rows), 1), float(rows.norm(dim=1).median()))
     left = torch.cat([rows, constant], dim=1)

@@ -1,10 +1,11 @@
 """Features that are zero, read as equations: after a ReLU most entries of F = T A are exactly 0.
 
-A row t of T is a direction in which t A is sparse, and among all directions only the batch's own samples are: complete
-dictionary learning, which looks neither at the head's weights nor at labels. It reaches the last direction of the
-gradient (B = C − 1), where no start of the softmax equation leads anywhere; that equation then says how long each
-t is and what its label was, and checks it, since the search did not use it: row i of (U T⁻¹)ᵀ is α s (p − y) for the unit
-direction t and its length s, which `fit_lengths` reads off.
+A row t of T is a direction in which t A is sparse, and among all directions only the batch's own
+samples are: complete dictionary learning, which looks neither at the head's weights nor at labels.
+It reaches the last direction of the gradient (B = C − 1), where no start of the softmax equation
+leads anywhere; that equation then says how long each t is and what its label was, and checks it,
+since the search did not use it: row i of (U T⁻¹)ᵀ is α s (p − y) for the unit direction t and its
+length s, which `fit_lengths` reads off.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ from unsum.equation.observation import Observation
 from unsum.running.deadline import out_of_time
 
 _SHRINKAGE = 1.0  # of t A in units of its root mean square: what is smaller does not pull
-_STEPS, _SETTLED = 18, 0.999  # steps from a start, and the cosine of a direction with what three more make of it
+# steps from a start, and the cosine of a direction with what three more make of it
+_STEPS, _SETTLED = 18, 0.999
 _WAVES = 12  # of twice as many starts as directions are sought
 _TRIES = 4  # directions that may fail before the first succeeds
 _SAME = 0.98  # cosine from which two directions are one sample
 _COLUMNS = 20_000  # looked at to find directions
 _FEWER, _COLUMNS_PER_ROW = 1_000, 16  # to sharpen one, whichever is more
-_SHARPENED = [0.1, 0.03, 0.01, 3e-3, 1e-3, 2e-4, 7e-5, 2e-5, 7e-6, 2e-6]  # sizes below which an entry counts as zero
+# sizes below which an entry counts as zero
+_SHARPENED = [0.1, 0.03, 0.01, 3e-3, 1e-3, 2e-4, 7e-5, 2e-5, 7e-6, 2e-6]
 _MORE = 10  # further steps of the last size while the direction still turns
 _ZERO = 1e-3  # of the largest entry, after sharpening
-_NOTHING = 1e-3  # a target below counts as 0, one this near to 1 as 1: in between it is part of a mixture
+# a target below counts as 0, one this near to 1 as 1: in between it is part of a mixture
+_NOTHING = 1e-3
 _PLAIN = 1e-4  # relative distance within which a scale is taken for its natural value
-_READINGS = 4  # of α, one for each sample, below which their scatter says little about how well lengths are known
+# of α, one for each sample, below which their scatter says little about how well lengths are known
+_READINGS = 4
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,15 @@ class SparseDirections:
 
 
 def seconds_of_wave(A: Tensor) -> float:
-    """Estimated: two products per step from twice as many starts as directions, at some 1e10 operations a second."""
+    """Estimated: two products per step from twice as many starts as directions, at some 1e10
+    operations a second."""
     R, H = A.shape
     return 2 * R * _STEPS * 2 * 2.0 * R * min(H, _COLUMNS) / 1e10
 
 
 def find_sparse_directions(A: Tensor, generator: torch.Generator) -> SparseDirections | None:
-    """All R directions in which the orthonormal rows of A combine to something sparse and positive, or None."""
+    """All R directions in which the orthonormal rows of A combine to something sparse and positive,
+    or None."""
     R, H = A.shape
     if 4 * R > H:
         return None
@@ -66,17 +73,22 @@ def find_sparse_directions(A: Tensor, generator: torch.Generator) -> SparseDirec
             found.append(sharp)
         failed += sharp is None
         if len(found) == R:
-            return SparseDirections(torch.stack([t for t, _ in found]), torch.stack([turn for _, turn in found]))
+            return SparseDirections(
+                torch.stack([t for t, _ in found]), torch.stack([turn for _, turn in found])
+            )
         if not found and failed == _TRIES:
             return None
     return None
 
 
-def _rough_directions(A: Tensor, generator: torch.Generator, found: list[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
-    """Unit vectors t for which t A is sparse, to a few percent: t ← Σ_j a_j (t·a_j − 1)₊ from many columns a_j at once.
+def _rough_directions(
+    A: Tensor, generator: torch.Generator, found: list[tuple[Tensor, Tensor]]
+) -> Iterator[Tensor]:
+    """Unit vectors t for which t A is sparse, to a few percent: t ← Σ_j a_j (t·a_j − 1)₊ from many
+    columns a_j at once.
 
-    That is ICA with the shrinkage as its nonlinearity. Later waves start from what is orthogonal to the directions
-    found so far: the missing ones stand out there.
+    That is ICA with the shrinkage as its nonlinearity. Later waves start from what is orthogonal to
+    the directions found so far: the missing ones stand out there.
     """
     R = len(A)
     columns = _some_columns(A, _COLUMNS, generator).float()
@@ -87,7 +99,8 @@ def _rough_directions(A: Tensor, generator: torch.Generator, found: list[tuple[T
             starts = starts - (starts @ basis) @ basis.T
         t = _settle(columns, starts, _STEPS)
         further = _settle(columns, t, 3)
-        # When few are missing, a pull towards the others may be stronger: what is orthogonal to those is tried as it is.
+        # When few are missing, a pull towards the others may be stronger: what is orthogonal to
+        # those is tried as it is.
         unsettled = torch.nn.functional.normalize(starts[:_TRIES], dim=1) if found else starts[:0]
         seen = columns.new_zeros(0, R)
         for direction in torch.cat([further[(t * further).sum(1) > _SETTLED], unsettled]):
@@ -107,10 +120,11 @@ def _settle(A: Tensor, t: Tensor, steps: int) -> Tensor:
 
 
 def sharpen(t: Tensor, A: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The direction (R,) with its small entries driven to zero, and how far unit noise on the entries turns it.
+    """The direction (R,) with its small entries driven to zero, and how far unit noise on the
+    entries turns it.
 
-    Least squares, reweighted towards the sparsest answer. None if that does not become sparse and positive: any R − 1
-    entries can be made zero, a sample has far more.
+    Least squares, reweighted towards the sparsest answer. None if that does not become sparse and
+    positive: any R − 1 entries can be made zero, a sample has far more.
     """
     R = len(A)
     for size in [*_SHARPENED, *[_SHARPENED[-1]] * _MORE]:
@@ -125,7 +139,8 @@ def sharpen(t: Tensor, A: Tensor) -> tuple[Tensor, Tensor] | None:
     if int(zero.sum()) <= 2 * R or float(along.min()) < -_ZERO:
         return None
     normal = A[:, zero] @ A[:, zero].T
-    return t, torch.linalg.eigvalsh(normal)[1:].clamp_min(1e-300).reciprocal().sum().sqrt()  # but for t's own length
+    # but for t's own length
+    return t, torch.linalg.eigvalsh(normal)[1:].clamp_min(1e-300).reciprocal().sum().sqrt()
 
 
 def _relative(t: Tensor, A: Tensor) -> Tensor:
@@ -140,7 +155,8 @@ def _some_columns(A: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Lengths:
-    """One sample per direction: T (R, R), what U leaves for p − y (R, C), and each sample's own reading of α (R,)."""
+    """One sample per direction: T (R, R), what U leaves for p − y (R, C), and each sample's own
+    reading of α (R,)."""
 
     T: Tensor
     E: Tensor
@@ -155,7 +171,8 @@ class Lengths:
 
 
 def measure_lengths(observation: Observation, directions: SparseDirections) -> Lengths | None:
-    """None where a sample's line runs the wrong way: then the directions are no samples of this head."""
+    """None where a sample's line runs the wrong way: then the directions are no samples of this
+    head."""
     E = torch.linalg.solve(directions.t, observation.U, left=False).T
     s = fit_lengths(directions.t @ observation.K, E, observation.b)
     if not bool((s > 0).all()):
@@ -166,14 +183,17 @@ def measure_lengths(observation: Observation, directions: SparseDirections) -> L
     return Lengths(T, E, torch.where(free, E, 0.0).sum(1) / (s * torch.where(free, P, 0.0).sum(1)))
 
 
-def certified(observation: Observation, directions: SparseDirections, lengths: Lengths) -> Candidate:
+def certified(
+    observation: Observation, directions: SparseDirections, lengths: Lengths
+) -> Candidate:
     """The samples with a certificate from their zeros: the equation did not find them."""
     plain, alpha = observation.alpha(1.0, observation.rank), float(lengths.alphas.median())
     alpha = plain if abs(alpha / plain - 1) < _PLAIN else positive_factor(alpha)
     at = Unknowns.of(lengths.T, alpha)
     Y = lengths.targets(observation, alpha)
     equation = replace(observation.equation(), Y=Y, weight=observation.weights_at(at, Y))
-    # The noise of an entry turns a direction and spreads over all entries; the readings of α scatter as the lengths do.
+    # The noise of an entry turns a direction and spreads over all entries; the readings of α
+    # scatter as the lengths do.
     here, (R, H), size = Linearized(equation, at), observation.A.shape, lengths.T.norm(dim=1)
     spare = (observation.classes - 1) * here.residual.shape[1] - R
     misfit = float(here.cost / max(spare, 1)) ** 0.5
@@ -184,7 +204,9 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
     if spare <= 0:  # two classes: no equation is left that could contradict
         errors = torch.full_like(errors, torch.inf)
     deviation = float(off.median()) / R**0.5
-    certificate = Certificate(misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation)
+    certificate = Certificate(
+        misfit, errors, torch.diag((errors * size).square()), torch.inf, deviation
+    )
     if observation.rank < _READINGS and alpha != plain:
         told = certify(replace(equation, alpha_free=True), at, observation)
         certificate = replace(certificate, errors=torch.maximum(certificate.errors, told.errors))
@@ -192,19 +214,24 @@ def certified(observation: Observation, directions: SparseDirections, lengths: L
 
 
 def fit_lengths(x: Tensor, E: Tensor, b: Tensor) -> Tensor:
-    """(n,) the s for which E ∝ softmax(s x + b) − y, from the classes with E > 0: nobody's label there.
+    """(n,) the s for which E ∝ softmax(s x + b) − y, from the classes with E > 0: nobody's label
+    there.
 
-    Where y is 0, log(p − y) is linear in the length s, because p = softmax(s x + b) with the direction's own logits x: one
-    straight line per sample, drawn through the classes it is not labeled with.
+    Where y is 0, log(p − y) is linear in the length s, because p = softmax(s x + b) with the
+    direction's own logits x: one straight line per sample, drawn through the classes it is not
+    labeled with.
     """
     weight, x, z = _centered(x, E, b)
     return (weight * x * z).sum(1) / (weight * x.square()).sum(1)
 
 
 def disagreement(x: Tensor, E: Tensor, b: Tensor) -> Tensor:
-    """(n,) by how much the logits x miss that line, relative: a head's rows look in all directions, so f errs by as much."""
+    """(n,) by how much the logits x miss that line, relative: a head's rows look in all directions,
+    so f errs by as much."""
     weight, x, z = _centered(x, E, b)
-    return ((weight * (z - x).square()).sum(1) / (weight * x.square()).sum(1).clamp_min(1e-300)).sqrt()
+    return (
+        (weight * (z - x).square()).sum(1) / (weight * x.square()).sum(1).clamp_min(1e-300)
+    ).sqrt()
 
 
 def _centered(x: Tensor, E: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

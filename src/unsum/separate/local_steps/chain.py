@@ -1,9 +1,11 @@
-"""Step by step: the samples of the first step obey the one-step equation with the weights that were sent, whatever came after.
+"""Step by step: the samples of the first step obey the one-step equation with the weights that were
+sent, whatever came after.
 
-For a sample of that step p − y lies in the span of the whole movement, and p is softmax at known weights: R unknowns and C − R
-equations for it alone, as for one sample of a gradient. With the first step's samples found, the weights of the second step are
-known and its samples obey the same equation with those; what has been found is taken out, which leaves fewer directions. No
-step's samples need those of a later one.
+For a sample of that step p − y lies in the span of the whole movement, and p is softmax at known
+weights: R unknowns and C − R equations for it alone, as for one sample of a gradient. With the
+first step's samples found, the weights of the second step are known and its samples obey the same
+equation with those; what has been found is taken out, which leaves fewer directions. No step's
+samples need those of a later one.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from unsum.separate.local_steps.counting import USUAL, ratios, usual_ratio
 from unsum.separate.local_steps.movement import Trajectory
 from unsum.separate.local_steps.polish import Polished, Samples, polish
 
-# Misfits of a sample: in units of the noise, and after errors of the samples before have added; and whether it may be faint.
+# Misfits of a sample: in units of the noise, and after errors of the samples before have added; and
+# whether it may be faint.
 _LIMITS = ((FITS, False), (FITS, True), (100.0, True))
 _PROVED = 0.05  # of the unlikely classes' share that may lie outside the span
 _ROUNDS = 6  # kinds of starts that are tried without success before the limit is raised
 _COUPLED = 0.02  # how far α q·t may be from 1
-_COPY = 0.3  # relative distance below which two of one label may be one sample, seen again in a later step
+# relative distance below which two of one label may be one sample, seen again in a later step
+_COPY = 0.3
 _TRIES = 2  # at a step, with other random starts, until what was found explains the movement
 _BRANCHES = 3  # choices of a step's labels that are followed
 _NODES = 6  # steps that are tried in all
@@ -50,7 +54,10 @@ class _Step:
         observation = self.trajectory.observation
         self.count = self.trajectory.schedule.size(self.step)
         self.alpha = self.samples.rate * self.trajectory.weight_of(self.step)
-        Y, rate = self.trajectory.targets(self.samples.labels), observation.U.new_tensor(self.samples.rate)
+        Y, rate = (
+            self.trajectory.targets(self.samples.labels),
+            observation.U.new_tensor(self.samples.rate),
+        )
         walk = self.trajectory.walk(self.samples.counts, self.samples.T, Y, rate)
         self.K, self.b, self.remainder = walk.K, walk.b, walk.remainder
         self.T, self.labels = observation.U[:0], self.samples.labels[:0]
@@ -62,7 +69,9 @@ class _Step:
     def run(self) -> None:
         for limit, faint in _LIMITS:
             failures = self.first_kind
-            while failures < _ROUNDS + self.first_kind and len(self.T) < self.count and self.rank > 0:
+            while (
+                failures < _ROUNDS + self.first_kind and len(self.T) < self.count and self.rank > 0
+            ):
                 if out_of_time(_UNTRIED):
                     return
                 failures = self.first_kind if self._try(failures, limit, faint) else failures + 1
@@ -73,17 +82,26 @@ class _Step:
                 return
 
     def _left(self) -> tuple[Tensor, Observation]:
-        """The remainder in as few directions as it has: their basis (r, R), and what is observed in it."""
+        """The remainder in as few directions as it has: their basis (r, R), and what is observed in
+        it."""
         observation, R = self.trajectory.observation, self.trajectory.observation.rank
         U = self.remainder[:, :R]
         scale = observation.weight / observation.weight.max()
         basis = torch.linalg.svd(scale[:, None] * U, full_matrices=False)[2][: self.rank]
         grad_b = None if observation.grad_b is None else self.remainder[:, R] / observation.beta
-        left = replace(observation, U=U @ basis.T, A=basis @ observation.A, K=basis @ self.K, b=self.b, grad_b=grad_b)
+        left = replace(
+            observation,
+            U=U @ basis.T,
+            A=basis @ observation.A,
+            K=basis @ self.K,
+            b=self.b,
+            grad_b=grad_b,
+        )
         return basis, left
 
     def _try(self, kind: int, limit: float, faint: bool) -> bool:
-        """Refine one start for every class, take out what proves to be samples of this step; whether there were any."""
+        """Refine one start for every class, take out what proves to be samples of this step;
+        whether there were any."""
         basis, left = self._left()
         singles = SingleSamples(left, left.weight)
         usual = _usual(left, self.samples.T)
@@ -97,12 +115,18 @@ class _Step:
             T, y = _relabeled(singles, T, self.classes, self.alpha)
             misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
             off = (self.alpha * singles.state(T, y).coupling - 1).abs()
-            good = (misfits < limit) & (off < _COUPLED + 100 * left.noise.relative) & (T.norm(dim=1) < USUAL * usual)
+            good = (
+                (misfits < limit)
+                & (off < _COUPLED + 100 * left.noise.relative)
+                & (T.norm(dim=1) < USUAL * usual)
+            )
             if not faint:
                 P = torch.softmax(T @ left.K + left.b, dim=1)
-                size = ((P - self.trajectory.targets(y)) * singles.D).norm(dim=1)  # that `outside` is relative to
-                # What softmax says of all classes but the likeliest is little where it is saturated, and such a root proves
-                # nothing: a later step's sample of saturated prediction looks like one of this step, far out.
+                # that `outside` is relative to
+                size = ((P - self.trajectory.targets(y)) * singles.D).norm(dim=1)
+                # What softmax says of all classes but the likeliest is little where it is
+                # saturated, and such a root proves nothing: a later step's sample of saturated
+                # prediction looks like one of this step, far out.
                 tail = (P.scatter(1, P.argmax(1, keepdim=True), 0.0) * singles.D).norm(dim=1)
                 good &= singles.outside(T, y) * size < _PROVED * tail
             if self.trajectory.schedule.epochs > 1:
@@ -116,7 +140,11 @@ class _Step:
     def _starts(self, kind: int, left: Observation, usual: float) -> Tensor:
         """(C, r): nothing, the rows' ratios, or random ones around their mean."""
         C, r = left.U.shape
-        noise = torch.randn(C, r, generator=self.generator, dtype=torch.float64).to(left.U) * usual / r**0.5
+        noise = (
+            torch.randn(C, r, generator=self.generator, dtype=torch.float64).to(left.U)
+            * usual
+            / r**0.5
+        )
         if kind == 0 or left.grad_b is None:
             return torch.zeros_like(noise) if kind == 0 else noise * (0.3, 1.0)[kind % 2]
         rows = ratios(left.U, left.grad_b, usual)
@@ -127,15 +155,19 @@ class _Step:
 
     def _are_copies(self, T: Tensor, labels: Tensor) -> Tensor:
         """(n,) bool: samples found already, as a later epoch saw them."""
-        known, named = torch.cat([self.samples.T, self.T]), torch.cat([self.samples.labels, self.labels])
+        known, named = (
+            torch.cat([self.samples.T, self.T]),
+            torch.cat([self.samples.labels, self.labels]),
+        )
         near = (T[:, None] - known).norm(dim=2) < _COPY * T.norm(dim=1, keepdim=True)
         return (near & (labels[:, None] == named)).any(1)
 
     def alternatives(self) -> list[Tensor]:
-        """The step's labels, and other ones that what has been found leaves open; the likeliest first.
+        """The step's labels, and other ones that what has been found leaves open; the likeliest
+        first.
 
-        Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a sample of label y passes as one
-        of z, until a later step does not fit.
+        Where a later sample of label z was surely taken for y, e_y − e_z lies in the span, and a
+        sample of label y passes as one of z, until a later step does not fit.
         """
         found: list[tuple[float, Tensor]] = [(0.0, self.labels)]
         T, labels, remainder = self.T, self.labels, self.remainder
@@ -168,25 +200,35 @@ class _Step:
 
     def _sent(self, T: Tensor, labels: Tensor) -> Tensor:
         """What samples of this step add to the movement."""
-        E = self.alpha * (torch.softmax(T @ self.K + self.b, dim=1) - self.trajectory.targets(labels))
+        E = self.alpha * (
+            torch.softmax(T @ self.K + self.b, dim=1) - self.trajectory.targets(labels)
+        )
         return E.T @ self.trajectory.equation.extended(T)
 
     def _solve_as_one(self) -> bool:
-        """The last step alone is left, a plain gradient: the exact solver's whole search, which knows more starts."""
+        """The last step alone is left, a plain gradient: the exact solver's whole search, which
+        knows more starts."""
         basis, left = self._left()
         factor = self.alpha * (self.rank if left.reduction == "mean" else 1)
         grad_b = None if left.grad_b is None else left.grad_b / factor
         noise = replace(left.noise, level=left.noise.level / factor)
-        plain = replace(left, U=left.U / factor, grad_b=grad_b, weight=left.weight * factor, noise=noise)
-        found = Search.over(plain, None, self.rank, int(torch.randint(1 << 30, (1,), generator=self.generator))).best()
+        plain = replace(
+            left, U=left.U / factor, grad_b=grad_b, weight=left.weight * factor, noise=noise
+        )
+        found = Search.over(
+            plain, None, self.rank, int(torch.randint(1 << 30, (1,), generator=self.generator))
+        ).best()
         if found is None or not found.explains or len(found.at.T) != self.rank:
             return False
         self._take(found.at.T @ basis, found.Y.argmax(1))
         return True
 
 
-def _relabeled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Each root with the label that suits it better, its own or the nearest: see `_Step.alternatives`."""
+def _relabeled(
+    singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Each root with the label that suits it better, its own or the nearest: see
+    `_Step.alternatives`."""
     finite = torch.where(torch.isfinite(T), T, torch.zeros_like(T))
     nearest = singles.labels(finite)
     other = singles.refine(finite, nearest, alpha, iterations=10)
@@ -197,7 +239,8 @@ def _relabeled(singles: SingleSamples, T: Tensor, labels: Tensor, alpha: float) 
 
 
 def _usual(left: Observation, known: Tensor) -> float:
-    """The size of features: of those found before, else of the rows' ratios to the bias's, or of the rows without one."""
+    """The size of features: of those found before, else of the rows' ratios to the bias's, or of
+    the rows without one."""
     if len(known):
         return float(known.norm(dim=1).max())
     if left.grad_b is not None:
@@ -208,7 +251,8 @@ def _usual(left: Observation, known: Tensor) -> float:
 
 @dataclass
 class _Search:
-    """Depth first through the steps: where a step finds nothing that fits, labels before it are chosen anew."""
+    """Depth first through the steps: where a step finds nothing that fits, labels before it are
+    chosen anew."""
 
     trajectory: Trajectory
     classes: Tensor
@@ -224,7 +268,11 @@ class _Search:
         tried: set[tuple[int, ...]] = set()
         for attempt in range(_TRIES):
             for found in self._next_step(so_far.samples, self.first_kind + 2 * attempt):
-                self.best = max(self.best, found, key=lambda one: (one.samples.number * one.explains, -one.misfit))
+                self.best = max(
+                    self.best,
+                    found,
+                    key=lambda one: (one.samples.number * one.explains, -one.misfit),
+                )
                 key = tuple(found.samples.labels.tolist())
                 counts = found.samples.counts
                 fits = found.explains and counts == self.trajectory.schedule.sizes[: len(counts)]
@@ -236,7 +284,8 @@ class _Search:
         return False
 
     def _next_step(self, before: Samples, first_kind: int) -> Iterator[Polished]:
-        """The samples with those of the next step, solved for together; for every choice of labels that is open."""
+        """The samples with those of the next step, solved for together; for every choice of labels
+        that is open."""
         step = len(before.counts)
         search = _Step(self.trajectory, step, before, self.classes, self.generator, first_kind)
         search.run()
@@ -251,9 +300,15 @@ class _Search:
 
 
 def follow(
-    trajectory: Trajectory, rate: float, classes: Tensor, generator: torch.Generator, *, first_kind: int = 0
+    trajectory: Trajectory,
+    rate: float,
+    classes: Tensor,
+    generator: torch.Generator,
+    *,
+    first_kind: int = 0,
 ) -> Polished:
-    """The samples of the first epoch's steps, as far as the chain of steps leads; from the `first_kind` of starts on."""
+    """The samples of the first epoch's steps, as far as the chain of steps leads; from the
+    `first_kind` of starts on."""
     U = trajectory.observation.U
     nothing = Polished(Samples((), U[:0], classes[:0], rate), 0.0, U[:0, 0])
     search = _Search(trajectory, classes, generator, nothing, first_kind)

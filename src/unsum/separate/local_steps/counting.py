@@ -1,7 +1,7 @@
 """What was not declared, read off the first step: the learning rate, or the number of samples.
 
-A sample of the first step can be found without either: p − y = U q lies in the span of the movement, and then q·t = 1/α with
-α = η reach / size. So one of the two tells the other.
+A sample of the first step can be found without either: p − y = U q lies in the span of the
+movement, and then q·t = 1/α with α = η reach / size. So one of the two tells the other.
 """
 
 from __future__ import annotations
@@ -15,23 +15,30 @@ from unsum.separate.exact.hypotheses import hard_targets
 from unsum.separate.exact.regression import fit_class_line
 from unsum.separate.exact.single import SingleSamples
 
-_UNSURE = 1e-2  # 1 − p of its label: where the model is surer, a root far out, at which everything vanishes, looks like a sample
+# 1 − p of its label: where the model is surer, a root far out, at which everything vanishes, looks
+# like a sample
+_UNSURE = 1e-2
 _WHOLE = 0.3  # how far a label row's number of samples may be from a whole one
-USUAL = 6.0  # times the size of a usual row's ratio, or of the samples before: samples are not larger
+# times the size of a usual row's ratio, or of the samples before: samples are not larger
+USUAL = 6.0
 
 
 def size_of_step(observation: Observation, samples: float, epochs: int) -> int:
-    """The first step's samples, where each epoch has directions of its own (`samples`), or all epochs share them.
+    """The first step's samples, where each epoch has directions of its own (`samples`), or all
+    epochs share them.
 
-    Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers of samples only for one of the
-    two. A step never holds more samples than the movement has directions: a false α would say so.
+    Shared ones add up, so that α is that of a step of fewer samples. Label rows hold whole numbers
+    of samples only for one of the two. A step never holds more samples than the movement has
+    directions: a false α would say so.
     """
     samples = min(samples, observation.rank)
     apart, shared = max(1, round(samples)), max(1, round(samples * epochs))
     if apart * epochs < observation.rank:  # more directions than visits
         return shared
     line = fit_class_line(observation)
-    fits = hard_targets(line, apart, _WHOLE) is None and hard_targets(line, shared, _WHOLE) is not None
+    fits = (
+        hard_targets(line, apart, _WHOLE) is None and hard_targets(line, shared, _WHOLE) is not None
+    )
     return shared if fits and shared <= observation.rank else apart
 
 

@@ -1,8 +1,10 @@
-"""What may be claimed about the samples of several steps: the doubts about one gradient, asked of all steps together.
+"""What may be claimed about the samples of several steps: the doubts about one gradient, asked of
+all steps together.
 
-What else explains the movement? Steps of unequal sizes or rates weigh samples differently, a momentum that was not declared
-moves the weights between the steps, a temperature or mixed labels change what a sample sends. Each is an unknown more: to first
-order it changes the residual by a column, and the samples follow as well as they can. What they cannot follow is all that shows.
+What else explains the movement? Steps of unequal sizes or rates weigh samples differently, a
+momentum that was not declared moves the weights between the steps, a temperature or mixed labels
+change what a sample sends. Each is an unknown more: to first order it changes the residual by a
+column, and the samples follow as well as they can. What they cannot follow is all that shows.
 """
 
 from __future__ import annotations
@@ -88,10 +90,15 @@ def judge(case: StepsAnswer) -> Claim:
     doubts: list[str] = []
     if not case.found.explains:
         doubts.append(
-            f"The answer misses the movement by {case.found.misfit:.1e} times its noise: it is not a solution."
+            f"The answer misses the movement by {case.found.misfit:.1e} times its noise: it is not "
+            "a solution."
         )
     elif case.complete and predicted < TRUSTED_ERROR:
-        doubts = [*_doubt_misfit(case, predicted), *_doubt_number(case, predicted), *_doubt_samples(case)]
+        doubts = [
+            *_doubt_misfit(case, predicted),
+            *_doubt_number(case, predicted),
+            *_doubt_samples(case),
+        ]
         doubts = doubts or _doubt_departures(case)
     return grant(
         Evidence(
@@ -102,37 +109,58 @@ def judge(case: StepsAnswer) -> Claim:
             doubts=doubts,
             assumed=["The claim stands on the declared local training."],
             counted=count(
-                case.found.samples.T, case.found.samples.labels, case.found.errors, case.knowledge, steps=case.steps
+                case.found.samples.T,
+                case.found.samples.labels,
+                case.found.errors,
+                case.knowledge,
+                steps=case.steps,
             ),
         )
     )
 
 
 def _doubt_misfit(case: StepsAnswer, predicted: float) -> list[str]:
-    """A residual of several times the noise is no noise, and may shift the answer by more than noise would."""
+    """A residual of several times the noise is no noise, and may shift the answer by more than
+    noise would."""
     misfit, added = case.found.misfit, case.trajectory.observation.noise.added
     if predicted * case.misfit**2 < TRUSTED_ERROR and not (added and misfit > MEASURED):
         return []
-    return [f"The answer misses the movement by {misfit:.0f} times its noise: it may be farther off than predicted."]
+    return [
+        (
+            f"The answer misses the movement by {misfit:.0f} times its noise: it may be farther "
+            "off than predicted."
+        )
+    ]
 
 
 def _doubt_number(case: StepsAnswer, predicted: float) -> list[str]:
-    """The doubt that there were more samples: in epochs that cannot be counted, alike, or without a trace."""
+    """The doubt that there were more samples: in epochs that cannot be counted, alike, or without a
+    trace."""
     if case.number_known:
         return []
     doubts = []
     schedule, samples = case.trajectory.schedule, case.found.samples
     if schedule.epochs > 1 or case.trajectory.observation.rank != schedule.samples:
-        doubts.append("The movement does not tell how many samples there were; declare the batch size.")
-    if case.trajectory.observation.grad_b is None and case.trajectory.observation.rank >= case.head.W.shape[1]:
-        doubts.append("Without the bias's movement there may be more samples than the head has inputs.")
+        doubts.append(
+            "The movement does not tell how many samples there were; declare the batch size."
+        )
+    if (
+        case.trajectory.observation.grad_b is None
+        and case.trajectory.observation.rank >= case.head.W.shape[1]
+    ):
+        doubts.append(
+            "Without the bias's movement there may be more samples than the head has inputs."
+        )
     doubts += doubt_spread(max(_hidden_spread(case, step) for step in range(len(samples.counts))))
     if case.trajectory.rate_free and predicted >= COUNTED:
         doubts.append(
-            f"A sample that sends {100 * predicted:.1g} % of the movement may be missing: others would make up for it."
+            f"A sample that sends {100 * predicted:.1g} % of the movement may be missing: others "
+            "would make up for it."
         )
     if float((case.P - case.polisher.Y).abs().max()) < SURE:
-        doubts.append("The model is so sure of every sample that one without a trace may be missing.")
+        doubts.append(
+            "The model is so sure of every sample that one without a trace may be missing."
+        )
     return doubts
 
 
@@ -150,40 +178,48 @@ def _hidden_spread(case: StepsAnswer, step: int) -> float:
 
 
 def _doubt_samples(case: StepsAnswer) -> list[str]:
-    """The doubt about samples that nothing holds, and about labels where the softmax does not bend."""
+    """The doubt about samples that nothing holds, and about labels where the softmax does not
+    bend."""
     doubts = []
     if bool(runaways(case.trajectory.observation, case.found.samples.T).any()):
         doubts.append("A sample came out far longer than the others, as false ones do.")
     if case.knowledge.labels is None and float((1 - case.P.amax(1)).max()) <= SATURATED:
         doubts.append(
-            "The model answers every sample found with one class for certain: mixed labels would look the same here."
+            "The model answers every sample found with one class for certain: mixed labels would "
+            "look the same here."
         )
     return doubts
 
 
 def _doubt_departures(case: StepsAnswer) -> list[str]:
-    """The doubt that something which was declared, or taken for granted, was different, and nothing tells."""
+    """The doubt that something which was declared, or taken for granted, was different, and nothing
+    tells."""
     m = case.found.samples.number
 
     def departed(theta: Tensor) -> Tensor:
-        return _residual(case, trajectory=replace(case.trajectory, departure=Departure(theta[:m], theta[m])))
+        return _residual(
+            case, trajectory=replace(case.trajectory, departure=Departure(theta[:m], theta[m]))
+        )
 
     shifted = torch.func.jacfwd(departed)(case.here.at.new_zeros(m + 1)).T
     weights, temperature = torch.cat([shifted[:m], _momentum(case)]), shifted[m:]
     doubts = []
     if _added_error(case, weights) > TRUSTED:
         doubts.append(
-            "Samples are taken to weigh the same, and the momentum to be as declared, and nothing tells: "
-            "with steps of other sizes or rates features would be others."
+            "Samples are taken to weigh the same, and the momentum to be as declared, and nothing "
+            "tells: with steps of other sizes or rates features would be others."
         )
     if case.knowledge.loss is None and _added_error(case, temperature) > TRUSTED:
         doubts.append(
-            "A temperature of the softmax would leave the same movement with features of another length, and nothing tells."
+            "A temperature of the softmax would leave the same movement with features of another "
+            "length, and nothing tells."
         )
     return doubts or _doubt_mixing(case)
 
 
-def _residual(case: StepsAnswer, *, trajectory: Trajectory | None = None, Y: Tensor | None = None) -> Tensor:
+def _residual(
+    case: StepsAnswer, *, trajectory: Trajectory | None = None, Y: Tensor | None = None
+) -> Tensor:
     """The equations at the answer, had something been different."""
     other = copy.copy(case.polisher)
     other.trajectory = trajectory or case.trajectory
@@ -192,7 +228,8 @@ def _residual(case: StepsAnswer, *, trajectory: Trajectory | None = None, Y: Ten
 
 
 def _momentum(case: StepsAnswer) -> Tensor:
-    """(1, …) per unit of the momentum, by a difference: it is a number of the schedule; none where there is one step."""
+    """(1, …) per unit of the momentum, by a difference: it is a number of the schedule; none where
+    there is one step."""
     schedule = case.trajectory.schedule
     if schedule.steps < 2:
         return case.here.residual[None][:0]
@@ -203,7 +240,8 @@ def _momentum(case: StepsAnswer) -> Tensor:
 
 
 def _doubt_mixing(case: StepsAnswer) -> list[str]:
-    """The doubt that two samples' labels are a mixture of both, where they were assumed to be hard."""
+    """The doubt that two samples' labels are a mixture of both, where they were assumed to be
+    hard."""
     labels, T, Y = case.found.samples.labels, case.found.samples.T, case.polisher.Y
     if case.knowledge.labels is not None:
         return []
@@ -211,13 +249,15 @@ def _doubt_mixing(case: StepsAnswer) -> list[str]:
     for i, k in enumerate(distances.argmin(1).tolist()):
         if not float(distances[i, k]) < torch.inf:
             continue
-        both = torch.zeros(2, *Y.shape).to(Y)  # one label turns into the other, and the two are exchanged
+        # one label turns into the other, and the two are exchanged
+        both = torch.zeros(2, *Y.shape).to(Y)
         both[:, i], both[1, k] = Y[k] - Y[i], Y[i] - Y[k]
 
         def moved(by: Tensor, both: Tensor = both) -> Tensor:
             return _residual(case, Y=Y + (by[:, None, None] * both).sum(0))
 
-        D = torch.func.jacfwd(moved)(case.here.at.new_zeros(2)).T  # p does not depend on targets in their own step
+        # p does not depend on targets in their own step
+        D = torch.func.jacfwd(moved)(case.here.at.new_zeros(2)).T
         pulled, moves = _followed(case, D)
         # None of the two unknowns is larger than 1.
         information = D @ D.T - pulled @ moves.T + case.misfit**2 * torch.eye(2).to(D)
@@ -230,13 +270,18 @@ def _doubt_mixing(case: StepsAnswer) -> list[str]:
 def _followed(case: StepsAnswer, unit: Tensor) -> tuple[Tensor, Tensor]:
     """(n, …) JᵀD and how the unknowns follow n columns; none is larger than it came out."""
     pulled = unit @ case.here.jacobian
-    return pulled, moved_by(case.here.normal_matrix, prior_of(case.found.samples.T, case.misfit, 1), pulled)
+    return pulled, moved_by(
+        case.here.normal_matrix, prior_of(case.found.samples.T, case.misfit, 1), pulled
+    )
 
 
 def _added_error(case: StepsAnswer, D: Tensor) -> float:
-    """The largest relative error of a sample's features that the unknowns behind the columns D leave open."""
+    """The largest relative error of a sample's features that the unknowns behind the columns D
+    leave open."""
     norms = D.norm(dim=1).clamp_min(1e-300)
     unit = D / norms[:, None]
     pulled, moves = _followed(case, unit)
-    along = unit @ case.here.residual.flatten() - moves @ (case.here.residual.flatten() @ case.here.jacobian)
+    along = unit @ case.here.residual.flatten() - moves @ (
+        case.here.residual.flatten() @ case.here.jacobian
+    )
     return left_open(unit, norms, pulled, moves, along, case.misfit, case.found.samples.T)

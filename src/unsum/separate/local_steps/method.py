@@ -1,4 +1,5 @@
-"""Several local steps: samples, features and labels out of the change of weights that they leave together."""
+"""Several local steps: samples, features and labels out of the change of weights that they leave
+together."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from unsum.separate.local_steps.repeated import settle
 from unsum.separate.method import SEPARATORS, working_type
 
 _AT_RANDOM = 2  # the first kind of starts that is not the same for every seed
-_APART = 0.75  # of all visits in all epochs that must have directions of their own for steps to be followed
+# of all visits in all epochs that must have directions of their own for steps to be followed
+_APART = 0.75
 
 
 @SEPARATORS.register(
@@ -37,26 +39,38 @@ _APART = 0.75  # of all visits in all epochs that must have directions of their 
     needs="a weight delta whose local training is declared; fewer samples than half the classes",
 )
 def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
-    """Separate the samples of all local steps; features are those in the step that saw a sample first."""
+    """Separate the samples of all local steps; features are those in the step that saw a sample
+    first."""
     training = knowledge.training
     if training is None:
         raise UnsumError(
-            "The attack 'local-steps' needs to know how the client trains; declare it with the update "
-            "(training=LocalTraining(learning_rate, steps)), or use 'exact'."
+            "The attack 'local-steps' needs to know how the client trains; declare it with the "
+            "update (training=LocalTraining(learning_rate, steps)), or use 'exact'."
         )
     if training.steps is None and training.epochs > 1:
-        raise UnsumError(f"{training.epochs} epochs are of so many steps: say how many, with LocalTraining(steps=).")
+        raise UnsumError(
+            f"{training.epochs} epochs are of so many steps: say how many, with "
+            "LocalTraining(steps=)."
+        )
     check_samples(training.batch_size or 1)
     total = knowledge.known_batch_size or training.samples
     plain = replace(knowledge, batch_size=total if knowledge.labels is None else None)
     most = None if total is None else total * training.epochs
     observation = observe_movement(head, training, None)
-    excess = 0 if most is None else max(0, observation.rank - most)  # directions that nobody accounts for
+    # directions that nobody accounts for
+    excess = 0 if most is None else max(0, observation.rank - most)
     observation = observe_movement(head, training, most) if excess else observation
     R, C = observation.rank, observation.classes
     if R == 0 or C < 2 * R + 1:
-        reason = f"Steps were not followed: {R} directions in the movement are too many for {C} classes."
-        return _as_one(head, plain, seed, reason if R else "Nothing in the movement stands out of its rounding.")
+        reason = (
+            f"Steps were not followed: {R} directions in the movement are too many for {C} classes."
+        )
+        return _as_one(
+            head,
+            plain,
+            seed,
+            reason if R else "Nothing in the movement stands out of its rounding.",
+        )
     try:
         with few_threads(observation.U.numel()):
             task = _Task.of(observation, training, total, knowledge.targets(C), head.b is not None)
@@ -65,14 +79,24 @@ def local_steps(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
                 return _as_one(head, plain, seed, reason)
             found = task.run(head, plain, seed)
             if found is None or found.samples.number < task.trajectory.schedule.samples / 2:
-                return _as_one(head, plain, seed, "Following the steps found less than half of the samples.")
+                return _as_one(
+                    head, plain, seed, "Following the steps found less than half of the samples."
+                )
             known = total is not None
-            confirmations = task.confirmations(found, seed + 1) if found.completes(task.trajectory.schedule) else 0
-            case = StepsAnswer(head, task.trajectory, training, knowledge, found, known, excess, confirmations)
+            confirmations = (
+                task.confirmations(found, seed + 1)
+                if found.completes(task.trajectory.schedule)
+                else 0
+            )
+            case = StepsAnswer(
+                head, task.trajectory, training, knowledge, found, known, excess, confirmations
+            )
             return task.leak(head, found, judge(case))
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # Samples that ran away, or that left no trace in float64.
-        return _as_one(head, plain, seed, "Following the steps left nothing that could be inverted.")
+        return _as_one(
+            head, plain, seed, "Following the steps left nothing that could be inverted."
+        )
 
 
 @dataclass(frozen=True)
@@ -83,15 +107,29 @@ class _Task:
 
     @classmethod
     def of(
-        cls, observation: Observation, training: LocalTraining, total: int | None, targets: Tensor | None, bias: bool
+        cls,
+        observation: Observation,
+        training: LocalTraining,
+        total: int | None,
+        targets: Tensor | None,
+        bias: bool,
     ) -> _Task | None:
-        labels = torch.arange(observation.classes) if targets is None else targets.argmax(1).unique().cpu()
+        labels = (
+            torch.arange(observation.classes)
+            if targets is None
+            else targets.argmax(1).unique().cpu()
+        )
         classes, rate = labels.to(observation.U.device), training.learning_rate
         steps = (training.steps or 1) // training.epochs
         reach = float(Schedule.of(training, (1,)).reach[-1, 0])
         size = training.batch_size
-        if total is None and training.epochs == 1:  # a direction for every sample, as far as the steps have room
-            total = max(observation.rank, steps) if size is None else min(max(observation.rank, steps), size * steps)
+        # a direction for every sample, as far as the steps have room
+        if total is None and training.epochs == 1:
+            total = (
+                max(observation.rank, steps)
+                if size is None
+                else min(max(observation.rank, steps), size * steps)
+            )
         if total is not None:
             size = mini_batches(total, steps, size)[0]
         if rate is None or size is None:
@@ -101,21 +139,33 @@ class _Task:
             mean = observation.reduction == "mean"
             if size is None:  # a sum says nothing of it; nor does a mean of an unknown rate
                 known = mean and rate is not None
-                guess = rate * reach / alpha if rate is not None and known else observation.rank / training.epochs
-                size = size_of_step(observation, guess, training.epochs) if known else max(1, round(guess))
+                guess = (
+                    rate * reach / alpha
+                    if rate is not None and known
+                    else observation.rank / training.epochs
+                )
+                size = (
+                    size_of_step(observation, guess, training.epochs)
+                    if known
+                    else max(1, round(guess))
+                )
             rate = rate or alpha * (size if mean else 1) / reach
         check_samples(total or size * steps)
         sizes = mini_batches(total or size * steps, steps, training.batch_size)
         if min(sizes) == 0:
             raise UnsumError(
-                f"{total} samples cannot fill {steps} steps of an epoch; check the steps that are declared."
+                f"{total} samples cannot fill {steps} steps of an epoch; check the steps that are "
+                "declared."
             )
-        trajectory = Trajectory(observation, Schedule.of(training, sizes), bias, training.learning_rate is None)
+        trajectory = Trajectory(
+            observation, Schedule.of(training, sizes), bias, training.learning_rate is None
+        )
         return cls(trajectory, classes, rate)
 
     @property
     def epochs_differ(self) -> bool:
-        """Whether steps can be followed: visits have directions of their own, also where epochs repeat the samples."""
+        """Whether steps can be followed: visits have directions of their own, also where epochs
+        repeat the samples."""
         schedule = self.trajectory.schedule
         visits = schedule.samples * schedule.epochs
         return schedule.epochs == 1 or self.trajectory.observation.rank >= _APART * visits
@@ -129,11 +179,17 @@ class _Task:
             if found.completes(schedule):
                 return found
         if schedule.epochs > 1:
-            granted = knowledge if knowledge.labels is not None else replace(knowledge, batch_size=schedule.samples)
+            granted = (
+                knowledge
+                if knowledge.labels is not None
+                else replace(knowledge, batch_size=schedule.samples)
+            )
             start = exact(replace(head, divisor=None), granted, seed=seed)
             if start.batch_size == schedule.samples:
                 T = start.features.double() @ self.trajectory.observation.A.T
-                settled = settle(self.trajectory, Samples(schedule.sizes, T, start.labels, self.rate))
+                settled = settle(
+                    self.trajectory, Samples(schedule.sizes, T, start.labels, self.rate)
+                )
                 if settled is not None:
                     return settled
         return self._certain(found)
@@ -148,14 +204,17 @@ class _Task:
         return replace(found, samples=left, errors=found.errors[kept])
 
     def confirmations(self, found: Polished, seed: int) -> int:
-        """1 where a second chain from other, random starts leads to the same samples of the same labels."""
+        """1 where a second chain from other, random starts leads to the same samples of the same
+        labels."""
         if not self.epochs_differ:
             return 0  # all epochs were solved at once, from the one start that there is
         generator = torch.Generator().manual_seed(seed)
         again = follow(self.trajectory, self.rate, self.classes, generator, first_kind=_AT_RANDOM)
         if not again.completes(self.trajectory.schedule):
             return 0
-        distances = torch.cdist(found.samples.T, again.samples.T) / found.samples.T.norm(dim=1, keepdim=True)
+        distances = torch.cdist(found.samples.T, again.samples.T) / found.samples.T.norm(
+            dim=1, keepdim=True
+        )
         near, same = distances.min(1)
         labels = again.samples.labels[same] == found.samples.labels
         return int(float(near.max()) < TRUSTED_ERROR and bool(labels.all()))
@@ -163,7 +222,9 @@ class _Task:
     def leak(self, head: Head, found: Polished, claim: Claim) -> Leak:
         observation, samples = self.trajectory.observation, found.samples
         Y = self.trajectory.targets(samples.labels)
-        walk = self.trajectory.walk(samples.counts, samples.T, Y, observation.U.new_tensor(samples.rate))
+        walk = self.trajectory.walk(
+            samples.counts, samples.T, Y, observation.U.new_tensor(samples.rate)
+        )
         return Leak(
             method="local-steps",
             targets=Y,
@@ -181,11 +242,15 @@ class _Task:
     def _notes(self, found: Polished) -> list[str]:
         schedule, counts = self.trajectory.schedule, found.samples.counts
         notes = [
-            f"{schedule.steps} local steps were followed one by one; features are those in the step that saw a sample first."
+            (
+                f"{schedule.steps} local steps were followed one by one; features are those in the "
+                "step that saw a sample first."
+            )
         ]
         if found.explains and not found.completes(schedule):
             notes.append(
-                f"{found.samples.number} of {schedule.samples} samples were found, of the first {len(counts)} steps."
+                f"{found.samples.number} of {schedule.samples} samples were found, of the first "
+                f"{len(counts)} steps."
             )
         if self.trajectory.rate_free:
             notes.append(f"The learning rate came out as {found.samples.rate:.4g}.")
@@ -193,14 +258,22 @@ class _Task:
 
 
 def _as_one(head: Head, knowledge: Knowledge, seed: int, reason: str) -> Leak:
-    """One step, where that explains the movement; else the exact solver on the mean gradient, and a claim of nothing."""
+    """One step, where that explains the movement; else the exact solver on the mean gradient, and a
+    claim of nothing."""
     training = knowledge.training
     assert training is not None
     if training.several_steps and not out_of_time("one step in the place of several"):
         one = exact(of_one_step(head, training), knowledge, seed=seed)
         if one.exact:
-            note = "One step explains the movement: its gradient was accumulated, or the other steps moved nothing."
+            note = (
+                "One step explains the movement: its gradient was accumulated, or the other steps "
+                "moved nothing."
+            )
             return replace(one, method="local-steps", notes=[note, *one.notes])
     leak = exact(replace(head, divisor=None), knowledge, seed=seed)
-    notes = [reason, "The mean of the steps' gradients was solved as if it were one gradient.", *leak.notes]
+    notes = [
+        reason,
+        "The mean of the steps' gradients was solved as if it were one gradient.",
+        *leak.notes,
+    ]
     return replace(leak, method="local-steps", exact=False, notes=notes)

@@ -1,17 +1,21 @@
-"""How far the head moved, factored: the sum over steps that everything is read out of, with the noise of rounded weights.
+"""How far the head moved, factored: the sum over steps that everything is read out of, with the
+noise of rounded weights.
 
-With momentum μ and weight decay λ,  v_t = μ v_{t−1} + g_t + λ w_t  and  w_{t+1} = w_t − η v_t.  All of it is linear, so
+With momentum μ and weight decay λ,  v_t = μ v_{t−1} + g_t + λ w_t  and  w_{t+1} = w_t − η v_t.  All
+of it is linear, so
 
     w_t = kept_t w_0 − η Σ_{s<t} reach_ts g_s
 
-with numbers that do not depend on the data (`Schedule`). The received change Δ is the same sum at the end, so that
-X = −Δ + (kept − 1) w_0 = η Σ_s reach_s g_s  has a direction for each sample of each step and no more. Here X stands where the
-exact solver has a gradient.
+with numbers that do not depend on the data (`Schedule`). The received change Δ is the same sum at
+the end, so that X = −Δ + (kept − 1) w_0 = η Σ_s reach_s g_s  has a direction for each sample of
+each step and no more. Here X stands where the exact solver has a gradient.
 
-From samples to the weights they lead to: the head before each step, and what the samples leave of its whole movement.
+From samples to the weights they lead to: the head before each step, and what the samples leave of
+its whole movement.
 
-Logits of step t are T_t K_t + b_t with  K_t = A W_tᵀ = kept_t K_0 − η Σ_{s<t} reach_ts T_sᵀ G_s:  once the samples of the steps
-before are known, so are the weights, and all of it happens in the few directions of A.
+Logits of step t are T_t K_t + b_t with  K_t = A W_tᵀ = kept_t K_0 − η Σ_{s<t} reach_ts T_sᵀ G_s:
+once the samples of the steps before are known, so are the weights, and all of it happens in the few
+directions of A.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ _ROUNDED = 0.22  # deviation of a rounded number, in units of the last place of 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`kept` (T + 1,) and `reach` (T + 1, T) as above; `sizes` are the samples of the steps of one epoch."""
+    """`kept` (T + 1,) and `reach` (T + 1, T) as above; `sizes` are the samples of the steps of one
+    epoch."""
 
     kept: Tensor
     reach: Tensor
@@ -54,7 +59,9 @@ class Schedule:
             velocity[t] += 1
             kept.append(kept[t] - rate * pull)
             reach.append(reach[t] + velocity)
-        return cls(torch.tensor(kept, dtype=torch.float64), torch.stack(reach), sizes, training.epochs)
+        return cls(
+            torch.tensor(kept, dtype=torch.float64), torch.stack(reach), sizes, training.epochs
+        )
 
     @property
     def steps(self) -> int:
@@ -70,23 +77,28 @@ class Schedule:
 
 
 def observe_movement(head: Head, training: LocalTraining, most: int | None) -> Observation:
-    """X = U A with the rank that stands out of the noise, `most` at most; K and b are those of the weights that were sent.
+    """X = U A with the rank that stands out of the noise, `most` at most; K and b are those of the
+    weights that were sent.
 
-    Every step rounds the weights themselves, and a difference of weights keeps that however small the step is.
+    Every step rounds the weights themselves, and a difference of weights keeps that however small
+    the step is.
     """
     moved = whole_movement(head, training)
     measured = measure_noise(moved)
     unit = _ROUNDED * torch.finfo(head.W.dtype).eps * (training.steps or 1) ** 0.5
     rounding = unit * head.row_norms(head.W) / head.W.shape[1] ** 0.5
     added = measured.added or float(rounding.norm()) > float(measured.level.norm())
-    return observe(moved, most, Noise(torch.maximum(measured.level, rounding), added, measured.relative))
+    return observe(
+        moved, most, Noise(torch.maximum(measured.level, rounding), added, measured.relative)
+    )
 
 
 def whole_movement(head: Head, training: LocalTraining) -> Head:
     """The head with X in the place of its gradient."""
     if head.divisor is None:
         raise UnsumError(
-            "The attack 'local-steps' needs a change of weights, and the update holds a gradient; use 'exact' on it."
+            "The attack 'local-steps' needs a change of weights, and the update holds a gradient; "
+            "use 'exact' on it."
         )
     kept = float(Schedule.of(training, (1,)).kept[-1])
     # One step's decay had been taken out of the delta already.
@@ -94,7 +106,8 @@ def whole_movement(head: Head, training: LocalTraining) -> Head:
 
 
 def of_one_step(head: Head, training: LocalTraining) -> Head:
-    """The gradient if all of the movement were one step: BatchNorm's counters count micro-batches, not steps.
+    """The gradient if all of the movement were one step: BatchNorm's counters count micro-batches,
+    not steps.
 
     g = −Δ/η − λ w, and the head holds −Δ/(ηT) − λ w.
     """
@@ -118,7 +131,8 @@ class Walk:
 
     T: Tensor  # (m, R)
     P: Tensor  # (m, C) the predictions, each in the step of its sample
-    E: Tensor  # (m, C) what each sample adds to a row of the movement, η reach (p − y) / size of its step
+    # (m, C) what each sample adds to a row of the movement, η reach (p − y) / size of its step
+    E: Tensor
     K: Tensor  # (R, C) of the weights after the steps that are complete
     b: Tensor  # (C,)
     remainder: Tensor  # (C, R [+ 1]) of the movement; a last column is the bias's, times beta
@@ -154,7 +168,8 @@ class Trajectory:
         return self.schedule.size(step) if self.observation.reduction == "mean" else 1
 
     def walk(self, counts: tuple[int, ...], T: Tensor, Y: Tensor, rate: Tensor) -> Walk:
-        """Through `counts` samples of each of the first steps: rows of T (m, R) and of Y (m, C), step by step."""
+        """Through `counts` samples of each of the first steps: rows of T (m, R) and of Y (m, C),
+        step by step."""
         reach, kept = self.schedule.reach, self.schedule.kept
         P: list[Tensor] = []
         E: list[Tensor] = []
@@ -175,14 +190,23 @@ class Trajectory:
             E.append(rate * float(reach[-1, step]) * G)
         K, b = self._head(min(len(counts), len(kept) - 2), weights, biases, rate)
         every = torch.cat([Y[:0], *E])
-        return Walk(T, torch.cat([Y[:0], *P]), every, K, b, self.equation.U - every.T @ self.equation.extended(T))
+        return Walk(
+            T,
+            torch.cat([Y[:0], *P]),
+            every,
+            K,
+            b,
+            self.equation.U - every.T @ self.equation.extended(T),
+        )
 
     @cached_property
     def equation(self) -> Equation:
         """Its U (C, R [+ 1]) is the movement itself."""
         return self.observation.equation()
 
-    def _head(self, step: int, weights: list[Tensor], biases: list[Tensor], rate: Tensor) -> tuple[Tensor, Tensor]:
+    def _head(
+        self, step: int, weights: list[Tensor], biases: list[Tensor], rate: Tensor
+    ) -> tuple[Tensor, Tensor]:
         reach, kept = self.schedule.reach[step], float(self.schedule.kept[step])
         K, b = kept * self.observation.K, kept * self.observation.b
         for s in range(min(step, len(weights))):

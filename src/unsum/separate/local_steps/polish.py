@@ -1,8 +1,10 @@
-"""Samples of the first steps, solved for together: what they leave of the movement must have the rank of what is missing.
+"""Samples of the first steps, solved for together: what they leave of the movement must have the
+rank of what is missing.
 
-With r samples left out, the remainder X − Σ (theirs) has rank r exactly, whatever those are. So the squares of its singular
-values beyond the r-th, in units of the noise, are minimized; with none left out that is all of the remainder. Only the samples'
-own T and, where it is unknown, the learning rate are sought.
+With r samples left out, the remainder X − Σ (theirs) has rank r exactly, whatever those are. So the
+squares of its singular values beyond the r-th, in units of the noise, are minimized; with none left
+out that is all of the remainder. Only the samples' own T and, where it is unknown, the learning
+rate are sought.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ EXPLAINED = 4.0  # misfit of a solution, in units of the noise
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of the first steps: `counts` of each, rows of T (m, R) and their class numbers (m,), step by step."""
+    """Samples of the first steps: `counts` of each, rows of T (m, R) and their class numbers (m,),
+    step by step."""
 
     counts: tuple[int, ...]
     T: Tensor
@@ -37,7 +40,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class Polished:
-    """`misfit` is the residual's root mean square in units of the noise; `errors` (m,) what is predicted for the features."""
+    """`misfit` is the residual's root mean square in units of the noise; `errors` (m,) what is
+    predicted for the features."""
 
     samples: Samples
     misfit: float
@@ -58,7 +62,9 @@ class Here(Dense):
     def __init__(self, polisher: Polisher, at: Tensor) -> None:
         self.polisher = polisher
         self.left, self.right = polisher.free_directions(at)
-        super().__init__(lambda point: polisher.equations(point, self.left, self.right), at, polisher.fixed)
+        super().__init__(
+            lambda point: polisher.equations(point, self.left, self.right), at, polisher.fixed
+        )
 
 
 class Polisher:
@@ -68,7 +74,9 @@ class Polisher:
         self.trajectory, self.missing, self.rate_free = trajectory, missing, trajectory.rate_free
         self.counts, self.shape = samples.counts, samples.T.shape
         self.Y, self.weight = trajectory.targets(samples.labels), trajectory.observation.weight
-        self.fixed = torch.zeros(self.shape.numel() + 1, dtype=torch.bool, device=self.weight.device)
+        self.fixed = torch.zeros(
+            self.shape.numel() + 1, dtype=torch.bool, device=self.weight.device
+        )
         self.fixed[-1] = not self.rate_free  # a rate that is known stays as it is
 
     def start(self, samples: Samples) -> Tensor:
@@ -79,7 +87,8 @@ class Polisher:
         return self.trajectory.walk(self.counts, at[:-1].view(self.shape), self.Y, at[-1].exp())
 
     def free_directions(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """(C, …) and (R [+ 1], …): what is left of the movement besides the largest directions, those of missing samples."""
+        """(C, …) and (R [+ 1], …): what is left of the movement besides the largest directions,
+        those of missing samples."""
         weighted = self.weight[:, None] * self.walk(at).remainder
         if self.missing == 0:
             return torch.eye(len(weighted)).to(weighted), torch.eye(weighted.shape[1]).to(weighted)
@@ -92,23 +101,28 @@ class Polisher:
         return weighted.flatten() if self.missing == 0 else (left.T @ weighted @ right).flatten()
 
     def reweighted(self, at: Tensor) -> None:
-        """The noise model's weights at a solution: the client rounds its own predictions, in proportion to the features."""
+        """The noise model's weights at a solution: the client rounds its own predictions, in
+        proportion to the features."""
         observation, walk = self.trajectory.observation, self.walk(at)
         sizes = walk.T.norm(dim=1, keepdim=True)
-        share = walk.E.norm(dim=1, keepdim=True) / (walk.P - self.Y).norm(dim=1, keepdim=True).clamp_min(1e-300)
+        share = walk.E.norm(dim=1, keepdim=True) / (walk.P - self.Y).norm(
+            dim=1, keepdim=True
+        ).clamp_min(1e-300)
         relative = (walk.P * (1 + 0.5 * sizes * observation.row_norms)).square() + self.Y
         client = observation.client_precision * ((share * sizes).square() * relative).sum(0).sqrt()
         self.weight = torch.rsqrt(observation.weight.pow(-2) + client.square())
 
     def scatter(self, here: Here) -> tuple[float, Tensor | None]:
-        """The misfit, and (m,) the variance of every row of T with that of its features outside the span of A."""
+        """The misfit, and (m,) the variance of every row of T with that of its features outside the
+        span of A."""
         at, J = here.at, here.jacobian
         m, R = self.shape
         # Columns sum to zero: one row says nothing new.
         equations = len(here.residual) - here.right.shape[1] - m * R - self.rate_free
         misfit = float(here.cost / max(equations, 1)) ** 0.5
         spread = max(misfit, 1.0) ** 2
-        # The prior that features are not larger than they came out: a direction nothing determines has an error of 100 %.
+        # The prior that features are not larger than they came out: a direction nothing determines
+        # has an error of 100 %.
         prior = torch.cat([self.sizes(at).pow(-2).repeat_interleave(R), at.new_ones(1)]) * spread
         factor, failed = torch.linalg.cholesky_ex(J.T @ J + torch.diag(prior))
         if equations < SPARE or bool(failed):
@@ -125,7 +139,8 @@ class Polisher:
         return self.walk(at).E.T
 
     def _outside(self, at: Tensor) -> Tensor:
-        """(m,) noise outside the span of A: features are a least-squares solution and pass on the noise of every entry."""
+        """(m,) noise outside the span of A: features are a least-squares solution and pass on the
+        noise of every entry."""
         observation = self.trajectory.observation
         columns, H = self.columns(at) / observation.noise.level[:, None], observation.A.shape[1]
         if self.missing:
@@ -133,7 +148,9 @@ class Polisher:
             free = torch.linalg.svd(weighted, full_matrices=False)[0][:, : self.missing]
             free = free / (self.weight * observation.noise.level)[:, None]
             columns = torch.cat([columns, free * columns.norm()], dim=1)
-        sizes = torch.cat([self.sizes(at), columns.new_full((columns.shape[1] - self.shape[0],), torch.inf)])
+        sizes = torch.cat(
+            [self.sizes(at), columns.new_full((columns.shape[1] - self.shape[0],), torch.inf)]
+        )
         normal = columns.T @ columns + torch.diag(H / sizes.square())
         scale = normal.diagonal().rsqrt()
         inverse = torch.linalg.inv(scale[:, None] * normal * scale).diagonal() * scale.square()

@@ -1,8 +1,9 @@
-"""The same samples in every epoch, and steps so small that their features hardly move: too few directions to tell epochs apart.
+"""The same samples in every epoch, and steps so small that their features hardly move: too few
+directions to tell epochs apart.
 
-Then a sample's features are taken to move along a line from its first visit to its last, f + s d with s from 0 to 1, and f and d
-of all samples are solved for together; the head moves from step to step as it does. The spread of the d, which many directions
-hardly show, is estimated along the way.
+Then a sample's features are taken to move along a line from its first visit to its last, f + s d
+with s from 0 to 1, and f and d of all samples are solved for together; the head moves from step to
+step as it does. The spread of the d, which many directions hardly show, is estimated along the way.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor
 
 from unsum.separate.local_steps.movement import Trajectory, Walk
-from unsum.separate.local_steps.polish import EXPLAINED, Here, Polished, Polisher, Samples, minimized
+from unsum.separate.local_steps.polish import (
+    EXPLAINED,
+    Here,
+    Polished,
+    Polisher,
+    Samples,
+    minimized,
+)
 
 _ROUNDS = 2  # in which the spread of the moves is estimated anew
 _FIRST, _LEAST = 0.3, 1e-4  # of the features: the spread that is assumed at first, and at least
@@ -19,7 +27,8 @@ _AFFORDABLE = 400  # unknowns up to which this is tried
 
 
 class _Drifting(Polisher):
-    """The equations for (2 B, R): every sample's first features, then how far each moves until its last visit."""
+    """The equations for (2 B, R): every sample's first features, then how far each moves until its
+    last visit."""
 
     spread = _FIRST
 
@@ -39,18 +48,22 @@ class _Drifting(Polisher):
         return torch.cat([first, self.spread * first])
 
     def columns(self, at: Tensor) -> Tensor:
-        E = self.walk(at).E.view(self.trajectory.schedule.epochs, -1, self.trajectory.observation.classes)
+        E = self.walk(at).E.view(
+            self.trajectory.schedule.epochs, -1, self.trajectory.observation.classes
+        )
         return torch.cat([E.sum(0), (self._shares(at)[:, None, None] * E).sum(0)]).T
 
     def _shares(self, at: Tensor) -> Tensor:
-        """(epochs,) how much of its move a sample has made at each visit: as much as the head has of its own."""
+        """(epochs,) how much of its move a sample has made at each visit: as much as the head has
+        of its own."""
         schedule = self.trajectory.schedule
         progress = schedule.reach[:-1].sum(1)[:: len(schedule.sizes)].to(at)
         return progress / progress[-1]
 
 
 def settle(trajectory: Trajectory, mean: Samples) -> Polished | None:
-    """The samples' first features, from what is about their mean over all epochs; None where that is too much work."""
+    """The samples' first features, from what is about their mean over all epochs; None where that
+    is too much work."""
     schedule = trajectory.schedule
     counts = tuple(schedule.size(step) for step in range(schedule.steps))
     T, B = torch.cat([mean.T, torch.zeros_like(mean.T)]), mean.number
@@ -71,7 +84,8 @@ def settle(trajectory: Trajectory, mean: Samples) -> Polished | None:
         spread = ((moves.square().sum(1) + variance[B:]) / size.square()).mean().sqrt()
         drifting.spread = max(float(spread), _LEAST)
     assert variance is not None
-    # Where a line does not explain the movement, nothing is known beyond how far samples move at all.
+    # Where a line does not explain the movement, nothing is known beyond how far samples move at
+    # all.
     systematic = drifting.spread if misfit > EXPLAINED else 0.0
     errors = (variance[:B] / size.square() + systematic**2).sqrt().nan_to_num(nan=torch.inf)
     rate = float(at[-1].exp())

@@ -1,4 +1,5 @@
-"""Losses other than cross-entropy: starts by kind (`separable`, `softmax`), the solver, and the method for any loss.
+"""Losses other than cross-entropy: starts by kind (`separable`, `softmax`), the solver, and the
+method for any loss.
 
 Contrastive losses have the structure but no start: see the docs.
 """

@@ -33,7 +33,8 @@ def exact_for_any_loss(
     """Separate under the declared loss; where none was, under the one that explains the update."""
     if model is not None and is_tied(model):
         raise UnsumError(
-            "The head of this model is its embedding, whose gradients 'exact' cannot tell apart; use 'text', or 'auto'."
+            "The head of this model is its embedding, whose gradients 'exact' cannot tell apart; "
+            "use 'text', or 'auto'."
         )
     if loss is not None:
         return separate_declared(head, knowledge, loss, seed=seed)

@@ -1,7 +1,9 @@
-"""Where to start for weighted cross-entropy and focal loss: as for plain cross-entropy, with counts in units of the weights.
+"""Where to start for weighted cross-entropy and focal loss: as for plain cross-entropy, with counts
+in units of the weights.
 
-The regression over classes takes the weighted mean and covariance of the samples; a label row tells Σ m_i t_i of its samples and
-their share of Σ m_i. Samples of one label carry one weight, so counts follow: n_y ∝ share_y / w_y.
+The regression over classes takes the weighted mean and covariance of the samples; a label row tells
+Σ m_i t_i of its samples and their share of Σ m_i. Samples of one label carry one weight, so counts
+follow: n_y ∝ share_y / w_y.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _MORE = 3  # samples beyond the rank that are tried, where features coincide
 def starts(
     observation: Observation, loss: Softmax, targets: Tensor | None, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Targets Y that are assumed, each with a few starts for T: the most likely hypothesis first."""
+    """Targets Y that are assumed, each with a few starts for T: the most likely hypothesis
+    first."""
     C = observation.classes
     w = loss.class_weights(C)
     weights = observation.b.new_ones(C) if w is None else w.to(observation.b)
@@ -40,7 +43,8 @@ def starts(
 
 
 def _line(observation: Observation, loss: Softmax, weights: Tensor) -> ClassLine:
-    """The regression; what smoothing takes from every row, α e_c Σ t_i, is put back with the mean it finds."""
+    """The regression; what smoothing takes from every row, α e_c Σ t_i, is put back with the mean
+    it finds."""
     line, floor = fit_class_line(observation), loss.floor(observation.classes)
     if floor is None:
         return line
@@ -54,7 +58,9 @@ def _line(observation: Observation, loss: Softmax, weights: Tensor) -> ClassLine
 
 def _hypotheses(line: ClassLine, weights: Tensor, rank: int) -> Iterator[Tensor]:
     """(B, C) one-hot rows for B from the rank upwards: the largest shares first, each rounded."""
-    shares = torch.where(line.labeled, (line.mass / weights).clamp_min(0), torch.zeros_like(line.mass))
+    shares = torch.where(
+        line.labeled, (line.mass / weights).clamp_min(0), torch.zeros_like(line.mass)
+    )
     total = float(shares.sum())
     if not 0 < total < float("inf"):
         return
@@ -64,5 +70,7 @@ def _hypotheses(line: ClassLine, weights: Tensor, rank: int) -> Iterator[Tensor]
         key = tuple(counts.tolist())
         if key not in seen:
             seen.add(key)
-            labels = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+            labels = torch.repeat_interleave(
+                torch.arange(len(counts), device=counts.device), counts
+            )
             yield torch.nn.functional.one_hot(labels, len(counts)).double()

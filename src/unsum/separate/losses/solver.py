@@ -1,6 +1,8 @@
-"""The solver for losses other than cross-entropy, declared or recognized: starts by kind, Levenberg–Marquardt, a certificate.
+"""The solver for losses other than cross-entropy, declared or recognized: starts by kind,
+Levenberg–Marquardt, a certificate.
 
-What an update itself says about the loss: under softmax every row of G sums to zero, and so does ∇b.
+What an update itself says about the loss: under softmax every row of G sums to zero, and so does
+∇b.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _BINARY = 0.05  # largest distance of a target from 0 or 1 before it is rounded
 _ROUNDS = 4  # of reading the targets and solving on
 _MOST = 48  # samples: the normal matrix has as many unknowns squared
 _HUGE = 1e12  # entries of T that no features have: the start ran away
-_TRIES = 8  # starts after which one answer that explains the gradient is not asked for company any longer
+# starts after which one answer that explains the gradient is not asked for company any longer
+_TRIES = 8
 _OFF = 1e-3  # of the sum of magnitudes: rounding stays far below
 _SANE = 1e-12  # sizes of a gradient whose squares and their products stay finite
 _DEFENSES = ("grid", "random-grid", "pruned", "sign")  # they unbalance the columns of any loss
@@ -42,7 +45,11 @@ _LARGE = 1 << 26  # entries beyond which a further pass over ∇W is not worth i
 def separate_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int) -> Leak:
     """Every sample's features, logits and targets under a declared loss."""
     answer = answer_declared(head, knowledge, loss, seed=seed)
-    return leak_of(answer) if isinstance(answer, Question) else nothing_found(head, knowledge, answer, loss.name)
+    return (
+        leak_of(answer)
+        if isinstance(answer, Question)
+        else nothing_found(head, knowledge, answer, loss.name)
+    )
 
 
 def answer_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int) -> Question | str:
@@ -64,19 +71,32 @@ def answer_declared(head: Head, knowledge: Knowledge, loss: Loss, *, seed: int) 
     if not answers:
         return "Too few classes are free of labels to start from."
     best = min(answers, key=lambda a: (not a.explains, a.certificate.misfit))
-    return Question(head, observation, replace(best, confirmations=_confirmations(best, answers)), knowledge)
+    return Question(
+        head, observation, replace(best, confirmations=_confirmations(best, answers)), knowledge
+    )
 
 
 def observe(head: Head, batch_size: int | None, loss: Loss) -> Observation:
-    """Factors and noise of the gradient; columns need not sum to zero, so noise is what the smallest directions hold."""
+    """Factors and noise of the gradient; columns need not sum to zero, so noise is what the
+    smallest directions hold."""
     span = span_of(head.grad_W)
     row_norms = head.row_norms(head.grad_W)
     precision, size = rounding_of_an_entry(head), float(row_norms.norm())
-    level = (precision * row_norms / head.grad_W.shape[1] ** 0.5).clamp_min(1e-9 * precision * size + 1e-300)
+    level = (precision * row_norms / head.grad_W.shape[1] ** 0.5).clamp_min(
+        1e-9 * precision * size + 1e-300
+    )
     if span.noisy:
         level = (level.square() + span.deviation**2).sqrt()
-    noise = Noise(level, span.noisy, span.deviation * head.grad_W.numel() ** 0.5 / size if span.noisy else precision)
-    factors = head.factorize(rank=batch_size or span.rank) if span.noisy else factorize(head, noise, batch_size)
+    noise = Noise(
+        level,
+        span.noisy,
+        span.deviation * head.grad_W.numel() ** 0.5 / size if span.noisy else precision,
+    )
+    factors = (
+        head.factorize(rank=batch_size or span.rank)
+        if span.noisy
+        else factorize(head, noise, batch_size)
+    )
     return observed(head, factors, noise, loss)
 
 
@@ -94,8 +114,11 @@ def _starts(
         raise UnsumError(f"There is no solver for the loss {loss.name!r}.")
 
 
-def _solved(observation: Observation, equation: Equation, at: Unknowns, given: Tensor | None) -> Candidate | None:
-    """Solve from one start; a separable loss reads its targets off, rounds them and solves on until they stay."""
+def _solved(
+    observation: Observation, equation: Equation, at: Unknowns, given: Tensor | None
+) -> Candidate | None:
+    """Solve from one start; a separable loss reads its targets off, rounds them and solves on until
+    they stay."""
     if not isinstance(observation.loss, Separable):
         at = solve(equation, at, 60)
         return polish(observation, equation, at) if at.is_sound else None
@@ -107,7 +130,8 @@ def _solved(observation: Observation, equation: Equation, at: Unknowns, given: T
         G = torch.linalg.lstsq(equation.extended(at.T).T, equation.U.T / at.alpha).solution
         read = observation.loss.link(equation.logits(at.T)) - G
         Y = read.round().clamp(0, 1)
-        if given is not None and len(given) == len(read):  # the granted rows in the order of those that were read
+        # the granted rows in the order of those that were read
+        if given is not None and len(given) == len(read):
             order = linear_sum_assignment(torch.cdist(read, given.to(read)).cpu().numpy())[1]
             Y = given.to(read)[torch.as_tensor(order, device=read.device)]
         left = float((read - Y).abs().max())
@@ -128,7 +152,8 @@ def _confirmations(one: Candidate, answers: list[Candidate]) -> int:
 
 
 def is_no_softmax(head: Head) -> bool:
-    """Whether ∇b or the columns of ∇W do not sum to zero although nothing else in the gradient looks like noise."""
+    """Whether ∇b or the columns of ∇W do not sum to zero although nothing else in the gradient
+    looks like noise."""
     if head.grad_b is not None and bool((head.grad_b == 0).any()):
         return False
     if without_decay(head) is not None:
@@ -145,23 +170,33 @@ def _imbalance(head: Head) -> float:
     if head.grad_b is not None:
         grad_b = head.grad_b.double()
         found = float(grad_b.sum().abs() / grad_b.abs().sum().clamp_min(1e-300))
-    if found <= _OFF and head.grad_W.numel() <= _LARGE:  # by chance, perhaps: the columns of ∇W are more witnesses
+    # by chance, perhaps: the columns of ∇W are more witnesses
+    if found <= _OFF and head.grad_W.numel() <= _LARGE:
         columns = head.column_sums()
         found = float(columns.norm() / head.row_norms(head.grad_W).sum().clamp_min(1e-300))
     return found
 
 
 def fitting_loss(head: Head, knowledge: Knowledge, *, seed: int) -> Leak | None:
-    """The answer under a loss that was not declared but explains the update exactly; None where there is none."""
+    """The answer under a loss that was not declared but explains the update exactly; None where
+    there is none."""
     size = max(float(extreme.abs()) for extreme in torch.aminmax(head.grad_W))
     if not _SANE < size < 1 / _SANE or not is_no_softmax(head) or recognize(head).kind in _DEFENSES:
         return None
-    answers = [answer_declared(head, knowledge, loss, seed=seed) for loss in (SquaredError(), BinaryCrossEntropy())]
-    fitting = [answer for answer in answers if isinstance(answer, Question) and answer.candidate.explains]
+    answers = [
+        answer_declared(head, knowledge, loss, seed=seed)
+        for loss in (SquaredError(), BinaryCrossEntropy())
+    ]
+    fitting = [
+        answer for answer in answers if isinstance(answer, Question) and answer.candidate.explains
+    ]
     if len(fitting) != 1:  # small logits of the one look like the other's
         return None
     leak = leak_of(fitting[0])
-    reason = f"The gradient does not sum to zero over classes: no cross-entropy, and the loss {leak.loss!r} alone explains it."
+    reason = (
+        "The gradient does not sum to zero over classes: no cross-entropy, and the loss "
+        f"{leak.loss!r} alone explains it."
+    )
     return replace(leak, notes=[reason, *leak.notes]) if leak.exact else None
 
 
@@ -169,4 +204,7 @@ def advice(head: Head) -> str | None:
     """A sentence where the update cannot come from cross-entropy."""
     if not is_no_softmax(head):
         return None
-    return "The gradient does not sum to zero over classes, as it does under cross-entropy: declare the loss (loss='bce', say)."
+    return (
+        "The gradient does not sum to zero over classes, as it does under cross-entropy: declare "
+        "the loss (loss='bce', say)."
+    )

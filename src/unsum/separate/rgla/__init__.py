@@ -1,5 +1,6 @@
-"""RGLA, one idea per file: `reference`, the paper's losses in plain autograd; `objective`, the same fast and for many batches,
-and l̂; `method`, the attack; `newton`, the same equation by Newton's method."""
+"""RGLA, one idea per file: `reference`, the paper's losses in plain autograd; `objective`, the same
+fast and for many batches, and l̂; `method`, the attack; `newton`, the same equation by Newton's
+method."""
 
 from unsum.separate.rgla import newton  # noqa: F401 (registers it)
 from unsum.separate.rgla.method import rgla

@@ -1,14 +1,17 @@
-"""RGLA's equations solved by Levenberg–Marquardt instead of Adam, in float64: what the equations themselves give away.
+"""RGLA's equations solved by Levenberg–Marquardt instead of Adam, in float64: what the equations
+themselves give away.
 
 Minimizes the same α_w L_w + α_b L_b + α_loss L_loss over the logits. Each step solves
 
     (JᵀJ + μ) step = −½ ∂Ŷ
 
-by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `engine.descend` chooses μ. The term of JᵀJ that
-couples samples is α_w D Dᵀ for every class: its B×B inverse is the preconditioner.
+by conjugate gradients, JᵀJ never formed (`LogitObjective.curvature`); `engine.descend` chooses μ.
+The term of JᵀJ that couples samples is α_w D Dᵀ for every class: its B×B inverse is the
+preconditioner.
 
-l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done its work, to lead away from
-twins, the equations that hold exactly, L_w and L_b, are solved alone from there (`polish`).
+l̂ is only an estimate, so that the minimum of all three lies beside the truth. Once L_loss has done
+its work, to lead away from twins, the equations that hold exactly, L_w and L_b, are solved alone
+from there (`polish`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,15 @@ from unsum.leak import Leak
 from unsum.running.progress import SILENT, Progress
 from unsum.separate.method import SEPARATORS
 from unsum.separate.options import whole, yes_or_no
-from unsum.separate.rgla.method import EVERYTHING, RANDOM, Record, checked, declare_start, explain, starting_logits
+from unsum.separate.rgla.method import (
+    EVERYTHING,
+    RANDOM,
+    Record,
+    checked,
+    declare_start,
+    explain,
+    starting_logits,
+)
 from unsum.separate.rgla.objective import LogitObjective
 
 STEPS = 100  # of Levenberg–Marquardt, in each stage, where the paper takes 20 000 of Adam
@@ -60,11 +71,13 @@ def rgla_newton(
     """As `rgla`, by second-order steps.
 
     Args:
-        progress, objectives, start, start_logits: as for `rgla`; `leak.history` has an entry per step.
+        progress, objectives, start, start_logits: as for `rgla`; `leak.history` has an entry per
+            step.
         steps: at most so many, in each of the two stages.
         polish: whether L_loss is dropped for the second stage (where it was in use beside L_w).
-        tries: how many random starts at most, while L_w stays above rounding: a twin explains the gradient less well.
-            Without `polish` L_loss keeps L_w above it in any case, and there is one try.
+        tries: how many random starts at most, while L_w stays above rounding: a twin explains the
+            gradient less well. Without `polish` L_loss keeps L_w above it in any case, and there is
+            one try.
     """
     names = checked("rgla-newton", head, knowledge, objectives, start, start_logits, steps)
     whole("tries", tries, 1)
@@ -73,7 +86,8 @@ def rgla_newton(
     stages = [objective]
     if polish and {"w", "loss"} <= set(names):
         stages.append(replace(objective, weights=objective.weights | {"loss": 0.0}))
-    checkable = stages[-1].weights["w"] > 0 == stages[-1].weights["loss"]  # l̂ keeps L_w from vanishing, twin or not
+    # l̂ keeps L_w from vanishing, twin or not
+    checkable = stages[-1].weights["w"] > 0 == stages[-1].weights["loss"]
     answers = []
     for number in range(tries if checkable and start in RANDOM else 1):
         logits = starting_logits(start, start_logits, head, knowledge, objective.Y, seed + number)
@@ -81,14 +95,16 @@ def rgla_newton(
         with torch.no_grad(), few_threads(logits.numel()):
             for stage in stages:
                 logits = _descend(stage, logits, steps, record)
-        answers.append((float(record.losses[-1][0] / objective.K.square().sum()), logits, record))  # L_w / ‖M‖² first
+        # L_w / ‖M‖² first
+        answers.append((float(record.losses[-1][0] / objective.K.square().sum()), logits, record))
         if answers[-1][0] < _EXPLAINED:
             break
     unexplained, logits, record = min(answers, key=lambda answer: answer[0])
     leak = replace(explain("rgla-newton", head, objective, logits), history=record.history)
     if checkable and unexplained >= _EXPLAINED:
         leak.notes.append(
-            f"None of {len(answers)} start(s) explained the gradient down to its rounding: expect a twin, or a defended gradient."
+            f"None of {len(answers)} start(s) explained the gradient down to its rounding: expect "
+            "a twin, or a defended gradient."
         )
     return declare_start(leak, knowledge, start, start_logits)
 
@@ -96,7 +112,9 @@ def rgla_newton(
 def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Record) -> Tensor:
     """Damped steps until nothing decreases any more; the record counts those that were accepted."""
     record.add(record.steps[-1] if record.steps else 0, logits)
-    unit = float(objective.difference(logits.softmax(1)).square().sum(1).max()) * max(objective.weights.values())
+    unit = float(objective.difference(logits.softmax(1)).square().sum(1).max()) * max(
+        objective.weights.values()
+    )
 
     problem = _Stage(objective, logits, unit, record)
     end = descend(problem, logits.flatten()[None], Budget(steps=steps)).s
@@ -107,7 +125,9 @@ def _descend(objective: LogitObjective, logits: Tensor, steps: int, record: Reco
 class _Stage(NonlinearProblem):
     """One stage, which records the logits that steps were taken to."""
 
-    def __init__(self, objective: LogitObjective, logits: Tensor, unit: float, record: Record) -> None:
+    def __init__(
+        self, objective: LogitObjective, logits: Tensor, unit: float, record: Record
+    ) -> None:
         self.objective, self.shape, self.unit, self.record = objective, logits.shape, unit, record
         self.noted = logits.flatten()[None]
 
@@ -125,7 +145,8 @@ class _Stage(NonlinearProblem):
 
 
 class _Equations:
-    """The weighted residuals at some logits, by JᵀJ alone; damping counts in units of the largest entry of α_w D Dᵀ."""
+    """The weighted residuals at some logits, by JᵀJ alone; damping counts in units of the largest
+    entry of α_w D Dᵀ."""
 
     def __init__(self, stage: _Stage, logits: Tensor) -> None:
         self.objective, self.logits, self.unit = stage.objective, logits, stage.unit
@@ -143,7 +164,9 @@ class _Equations:
     def step(self, damping: Tensor) -> Tensor:
         """The solution of (JᵀJ + μ) step = −Jᵀr by preconditioned conjugate gradients."""
         D, mu = self.objective.difference(self.logits.softmax(1)), float(damping) * self.unit
-        left: Tensor = torch.linalg.inv(self.objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D))
+        left: Tensor = torch.linalg.inv(
+            self.objective.weights["w"] * D @ D.T + mu * torch.eye(len(D)).to(D)
+        )
         return conjugate_gradients(
             lambda x: self._squared(x) + mu * x,
             lambda x: (left @ x.view_as(D)).flatten(),

@@ -1,8 +1,10 @@
-"""What RGLA minimizes over the logits Ŷ (B×C), with its gradient by hand; `reference` has the same in plain autograd.
+"""What RGLA minimizes over the logits Ŷ (B×C), with its gradient by hand; `reference` has the same
+in plain autograd.
 
 With targets Y, P = softmax(Ŷ), D = (P − Y)/B and Z = Ŷ − b,
 
-    L_w = ‖M − DᵀZ‖²,  M = ∇W Wᵀ       Proposition 1: ∇W = Gᵀ F and F Wᵀ = logits − b, so M = DᵀZ at the true logits
+    L_w = ‖M − DᵀZ‖²,  M = ∇W Wᵀ       Proposition 1: ∇W = Gᵀ F and F Wᵀ = logits − b, so M = DᵀZ at
+                                       the true logits
     L_b = ‖∇b − Dᵀ1‖²
     L_loss = (CE(Ŷ, y) − l̂)²           l̂ of `estimated_loss`
 
@@ -11,17 +13,20 @@ D depends on Ŷ and is differentiated: for ∂D and ∂Z the partial derivatives
     ∂Ŷ = ∂Z + P∘(∂D − rowsum(P∘∂D))/B,      L_w: ∂Z = 2 D R, ∂D = 2 Z Rᵀ with R = DᵀZ − M,
     L_b: ∂D = 2·1(Dᵀ1 − ∇b)ᵀ,               L_loss: ∂Ŷ = 2 (CE − l̂) D.
 
-With `constant_D` the part through ∂D is left out, as the authors' released code does: L_b then has no effect.
+With `constant_D` the part through ∂D is left out, as the authors' released code does: L_b then has
+no effect.
 
-**Many batches at once.** Every tensor may have leading dimensions: (N, B, C) logits are N batches that know nothing of each
-other, and one step moves them all (`stacked`).
+**Many batches at once.** Every tensor may have leading dimensions: (N, B, C) logits are N batches
+that know nothing of each other, and one step moves them all (`stacked`).
 
-**Without C×C matrices.** M = Gᵀ F Wᵀ has rank B. Write M = Q K, Q (C×R) with orthonormal columns, and split D = S Qᵀ + E with
-S = D Q. Then R = Q V + EᵀZ with V = SᵀZ − K, the two parts are orthogonal, and
+**Without C×C matrices.** M = Gᵀ F Wᵀ has rank B. Write M = Q K, Q (C×R) with orthonormal columns,
+and split D = S Qᵀ + E with S = D Q. Then R = Q V + EᵀZ with V = SᵀZ − K, the two parts are
+orthogonal, and
 
     L_w = ‖V‖² + ‖EᵀZ‖²,    ∂Z = 2 (S V + E Eᵀ Z),    ∂D = 2 (Z Vᵀ Qᵀ + Z Zᵀ E):
 
-B²C products instead of BC², the same numbers, and no difference of large ones. A noisy gradient has full rank: then Q = 1, E = 0.
+B²C products instead of BC², the same numbers, and no difference of large ones. A noisy gradient has
+full rank: then Q = 1, E = 0.
 """
 
 from __future__ import annotations
@@ -85,12 +90,15 @@ class LogitObjective:
     def total(self, losses: Tensor) -> Tensor:
         """(…) the weighted sum of what `losses` returns."""
         weighted = [
-            weight * loss for weight, loss in zip(self.weights.values(), losses.unbind(-1), strict=True) if weight
+            weight * loss
+            for weight, loss in zip(self.weights.values(), losses.unbind(-1), strict=True)
+            if weight
         ]
         return torch.stack(weighted).sum(0)
 
     def gradient(self, logits: Tensor) -> Tensor:
-        """(…, B, C) the derivative of the weighted sum; every operation is a fixed kernel, so that it can be recorded."""
+        """(…, B, C) the derivative of the weighted sum; every operation is a fixed kernel, so that
+        it can be recorded."""
         P = logits.softmax(-1)
         D = self.difference(P)
         result = torch.zeros_like(P)
@@ -110,14 +118,21 @@ class LogitObjective:
                 wrt_D = wrt_D + (D.sum(-2) - self.grad_b)[..., None, :] * (2 * self.weights["b"])
             result = result + self.through_softmax(P, wrt_D)
         if self.weights["loss"]:
-            result = result + D * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))[..., None, None]
+            result = (
+                result
+                + D
+                * ((self._entropy(logits) - self.loss) * (2 * self.weights["loss"]))[
+                    ..., None, None
+                ]
+            )
         return result
 
     def curvature(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
-        """x ↦ JᵀJ x for directions (B, C), J the Jacobian of the weighted residuals at `logits`: Gauss–Newton's Hessian, halved.
+        """x ↦ JᵀJ x for directions (B, C), J the Jacobian of the weighted residuals at `logits`:
+        Gauss–Newton's Hessian, halved.
 
-        For dZ = x and dD = P∘(dZ − rowsum(P∘dZ))/B the residual moves by dR = dDᵀZ + DᵀdZ, and D dR and Z dRᵀ again need no
-        C×C matrix.
+        For dZ = x and dD = P∘(dZ − rowsum(P∘dZ))/B the residual moves by dR = dDᵀZ + DᵀdZ, and D dR
+        and Z dRᵀ again need no C×C matrix.
         """
         P = logits.softmax(1)
         D, Z = self.difference(P), self.without_bias(logits)
@@ -156,12 +171,14 @@ class LogitObjective:
 
 
 def stacked(objectives: Sequence[LogitObjective]) -> LogitObjective:
-    """One objective over (N, B, C) logits, whose N batches are those of the objectives given: same sizes, same weights."""
+    """One objective over (N, B, C) logits, whose N batches are those of the objectives given: same
+    sizes, same weights."""
     first, low = objectives[0], all(one.Q is not None for one in objectives)
     Q = torch.stack([one.Q for one in objectives if one.Q is not None]) if low else None
     K = [one.K if low or one.Q is None else one.Q @ one.K for one in objectives]
     b, grad_b, Y, loss = (
-        torch.stack([getattr(one, name) for one in objectives]) for name in ("b", "grad_b", "Y", "loss")
+        torch.stack([getattr(one, name) for one in objectives])
+        for name in ("b", "grad_b", "Y", "loss")
     )
     return replace(first, Q=Q, K=torch.stack(K), b=b, grad_b=grad_b, Y=Y, loss=loss)
 
@@ -179,7 +196,8 @@ def _product(head: Head, dtype: torch.dtype) -> Tensor:
 def _low_rank(M: Tensor, B: int) -> tuple[Tensor | None, Tensor]:
     """Q and K with M = Q K to rounding; Q is None where M has not so few directions that it pays.
 
-    Random combinations of the columns of M span its column space: a range finder, checked against M afterwards.
+    Random combinations of the columns of M span its column space: a range finder, checked against M
+    afterwards.
     """
     C, R = len(M), B + _SPARE
     if 2 * R > C:
@@ -193,16 +211,20 @@ def _low_rank(M: Tensor, B: int) -> tuple[Tensor | None, Tensor]:
 
 
 def estimated_loss(grad_b: Tensor, labels: Tensor) -> Tensor:
-    """l̂ (0-dim) from the bias gradient (C,) of a mean loss and hard labels (B,): Proposition 2 of RGLA.
+    """l̂ (0-dim) from the bias gradient (C,) of a mean loss and hard labels (B,): Proposition 2 of
+    RGLA.
 
-    For a class y that n_y of the B samples carry, ∇b_y + n_y/B is the mean probability of y over the batch. Near initialization
-    every sample's own probability is close to that mean, so that l̂ = −mean_i ln(∇b_{y_i} + n_{y_i}/B) is close to the
-    cross-entropy. Exact for one sample and wherever p_iy is the same for all; trained models move it away from the truth.
+    For a class y that n_y of the B samples carry, ∇b_y + n_y/B is the mean probability of y over
+    the batch. Near initialization every sample's own probability is close to that mean, so that l̂
+    = −mean_i ln(∇b_{y_i} + n_{y_i}/B) is close to the cross-entropy. Exact for one sample and
+    wherever p_iy is the same for all; trained models move it away from the truth.
 
-    Where noise made ∇b_y + n_y/B negative there is no logarithm: such samples are left out of the mean, and ln C stands for
-    a batch of which nothing is left.
+    Where noise made ∇b_y + n_y/B negative there is no logarithm: such samples are left out of the
+    mean, and ln C stands for a batch of which nothing is left.
 
-    >>> uniform = torch.full((4,), 1 / 4) - torch.tensor([0.0, 0.5, 0.5, 0.0])  # two samples, p = 1/4 everywhere
+    >>> uniform = torch.full((4,), 1 / 4) - torch.tensor(  # two samples, p = 1/4 everywhere
+    ...     [0.0, 0.5, 0.5, 0.0]
+    ... )
     >>> round(float(estimated_loss(uniform, torch.tensor([1, 2]))), 4), round(math.log(4), 4)
     (1.3863, 1.3863)
     """

@@ -1,4 +1,5 @@
-"""RGLA's step 1 as the paper writes it, in plain autograd: to be read beside the paper, and what the fast form is tested against.
+"""RGLA's step 1 as the paper writes it, in plain autograd: to be read beside the paper, and what
+the fast form is tested against.
 
 symbol in the paper          here
 Ŷ, Y, D = (softmax(Ŷ)−Y)/B   logits, one-hot labels, D
@@ -20,14 +21,22 @@ from unsum.separate.rgla.objective import WEIGHTS, estimated_loss
 
 
 def total_loss(
-    logits: Tensor, head: Head, labels: Tensor, weights: Mapping[str, float] = WEIGHTS, *, constant_D: bool = True
+    logits: Tensor,
+    head: Head,
+    labels: Tensor,
+    weights: Mapping[str, float] = WEIGHTS,
+    *,
+    constant_D: bool = True,
 ) -> Tensor:
     """α1 L_w + α2 L_b + α3 L_loss for (B, C) logits, of the gradient of a mean loss."""
-    W, b, grad_W, grad_b = (part.to(logits) for part in (head.W, head.of_bias[0], head.grad_W, head.of_bias[1]))
+    W, b, grad_W, grad_b = (
+        part.to(logits) for part in (head.W, head.of_bias[0], head.grad_W, head.of_bias[1])
+    )
     Y = functional.one_hot(labels, head.classes).to(logits)
     D = (logits.softmax(1) - Y) / len(labels)
     D = D.detach() if constant_D else D  # the released code's backward pass; L_b then has none
-    L_w = (grad_W @ W.T - D.T @ (logits - b)).square().sum()  # Proposition 1: zero at the true logits
+    # Proposition 1: zero at the true logits
+    L_w = (grad_W @ W.T - D.T @ (logits - b)).square().sum()
     L_b = (grad_b - D.sum(0)).square().sum()
     L_loss = (functional.cross_entropy(logits, labels) - estimated_loss(grad_b, labels)).square()
     return weights["w"] * L_w + weights["b"] * L_b + weights["loss"] * L_loss

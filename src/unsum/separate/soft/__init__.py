@@ -2,8 +2,8 @@
 
 - `recovery`: the method itself, from head to `Leak`, and in which order the searches are tried;
 - `ray`: the rank-one gradient, one direction of features and the label ŷ(λ) along it;
-- `search`: the loss, how much the entries of ŷ(λ) differ that a smoothed or mixed label holds equal, and the two searches for
-  its root, L-BFGS and particles.
+- `search`: the loss, how much the entries of ŷ(λ) differ that a smoothed or mixed label holds
+  equal, and the two searches for its root, L-BFGS and particles.
 """
 
 from unsum.separate.soft.recovery import soft

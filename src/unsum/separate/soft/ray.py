@@ -1,12 +1,15 @@
-"""The gradient of one sample: a single direction v of features, and for every length λ along it the label that would explain it.
+"""The gradient of one sample: a single direction v of features, and for every length λ along it the
+label that would explain it.
 
-With one sample ∇W = (p − y) fᵀ has rank one, so every row is a multiple of f. From the largest row r,
+With one sample ∇W = (p − y) fᵀ has rank one, so every row is a multiple of f. From the largest row
+r,
 
     v = ∇W_r / κ,   f(λ) = λ v,   the truth at λ* = κ/(p_r − y_r),
     ŷ_i(λ) = softmax(W f(λ) + b)_i − ∇W_i[a] / f(λ)[a]      for any entry a with f(λ)[a] ≠ 0.
 
-Σ_i ŷ_i(λ) = 1 for every λ, because the columns of ∇W sum to zero: normalization cannot choose λ. The bias gradient can: it is
-p − y itself, so λ* = κ/∇b_r. The published search leaves it out; it is what a head without a bias offers.
+Σ_i ŷ_i(λ) = 1 for every λ, because the columns of ∇W sum to zero: normalization cannot choose λ.
+The bias gradient can: it is p − y itself, so λ* = κ/∇b_r. The published search leaves it out; it is
+what a head without a bias offers.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _POWER_STEPS = 8  # of the power method: the largest direction need only be told
 
 @dataclass(frozen=True)
 class Ray:
-    """ŷ(λ) = softmax(λ k + b) − u/λ. All float64; k, b and u lie on the CPU, the faster place for a few hundred numbers."""
+    """ŷ(λ) = softmax(λ k + b) − u/λ. All float64; k, b and u lie on the CPU, the faster place for a
+    few hundred numbers."""
 
     v: Tensor  # (H,) features per unit of λ
     k: Tensor  # (C,) W v, logits per unit of λ
@@ -45,8 +49,9 @@ class Ray:
 def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
     """The ray of a gradient of one sample; refuses any other gradient. `coefficient` is κ.
 
-    ∇W = U A with A of unit length stands in for single entries: equal for rank one, and rounding averages out. So does the
-    largest |U_r| for the published largest |Σ_k ∇W_rk|, which features of zero sum would make 0/0.
+    ∇W = U A with A of unit length stands in for single entries: equal for rank one, and rounding
+    averages out. So does the largest |U_r| for the published largest |Σ_k ∇W_rk|, which features of
+    zero sum would make 0/0.
     """
     _check(head, batch_size)
     longest = head.row_norms(head.grad_W).argmax()
@@ -71,7 +76,9 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
     return Ray(
         v=A * unit,
         k=(head.logits(A[None])[0] * unit).cpu(),
-        b=torch.zeros(head.classes, dtype=torch.float64) if head.b is None else head.b.double().cpu(),
+        b=torch.zeros(head.classes, dtype=torch.float64)
+        if head.b is None
+        else head.b.double().cpu(),
         u=(U / unit).cpu(),
         noise_u=remainder / abs(unit),
         noise_k=remainder / float(U.norm()) * abs(unit) * row_size,
@@ -80,34 +87,53 @@ def find_ray(head: Head, batch_size: int | None, coefficient: float) -> Ray:
     )
 
 
-def _check_one_sample(head: Head, U: Tensor, A: Tensor, remainder: float, batch_size: int | None) -> None:
-    """Tell noise, whose directions are all alike, from a second sample, which is a direction of its own."""
+def _check_one_sample(
+    head: Head, U: Tensor, A: Tensor, remainder: float, batch_size: int | None
+) -> None:
+    """Tell noise, whose directions are all alike, from a second sample, which is a direction of its
+    own."""
     C, H = head.grad_W.shape
     noise = remainder * (C**0.5 + H**0.5)  # the largest singular value of white noise
     if float(U.norm()) < _STANDS_OUT * noise:
-        raise UnsumError("Nothing in the gradient stands out of its noise; there is no sample to recover.")
+        raise UnsumError(
+            "Nothing in the gradient stands out of its noise; there is no sample to recover."
+        )
     if batch_size == 1:
         return
-    direction = torch.randn(1, H, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(U.device)
+    direction = torch.randn(
+        1, H, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).to(U.device)
     size = 0.0
     for _ in range(_POWER_STEPS):
-        image = head.projected(direction / direction.norm())[:, 0] - U * float(A @ direction[0] / direction.norm())
+        image = head.projected(direction / direction.norm())[:, 0] - U * float(
+            A @ direction[0] / direction.norm()
+        )
         size = float(image.norm())
         direction = head.mixed_rows(image[None]) - A * float(U @ image)
     if size > _STANDS_OUT * noise:
-        raise UnsumError("The gradient holds more than one sample and 'soft' recovers only one; use 'exact'.")
+        raise UnsumError(
+            "The gradient holds more than one sample and 'soft' recovers only one; use 'exact'."
+        )
 
 
 def _check(head: Head, batch_size: int | None) -> None:
     if batch_size is not None and batch_size > 1:
-        raise UnsumError(f"A batch of {batch_size} samples was declared and 'soft' recovers only one; use 'exact'.")
+        raise UnsumError(
+            f"A batch of {batch_size} samples was declared and 'soft' recovers only one; use "
+            "'exact'."
+        )
     if head.classes < 3:
         raise UnsumError(
-            f"The attack 'soft' compares entries of a label and needs at least 3 classes, not {head.classes}."
+            "The attack 'soft' compares entries of a label and needs at least 3 classes, not "
+            f"{head.classes}."
         )
     parts = [part for part in (head.W, head.b, head.grad_W, head.grad_b) if part is not None]
     extremes = [extreme for part in parts for extreme in torch.aminmax(part)]
     if not all(bool(torch.isfinite(extreme)) for extreme in extremes):
-        raise UnsumError("The head or its gradient holds NaN or Inf; a server would drop it, and so does unsum.")
+        raise UnsumError(
+            "The head or its gradient holds NaN or Inf; a server would drop it, and so does unsum."
+        )
     if not bool(head.grad_W.any()):
-        raise UnsumError("The gradient is zero: it says nothing about the sample; ask for another update.")
+        raise UnsumError(
+            "The gradient is zero: it says nothing about the sample; ask for another update."
+        )

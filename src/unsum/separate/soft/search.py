@@ -1,21 +1,25 @@
-"""The loss along a ray, and the two searches for its root: L-BFGS, and particles where that finds nothing.
+"""The loss along a ray, and the two searches for its root: L-BFGS, and particles where that finds
+nothing.
 
 The loss is how much the entries of ŷ(λ) differ that the augmentation makes equal:
 
-    smoothing  (1 − ε) e_y + ε/C            all but the largest entry are ε/C:      1000 Var(the C − 1 smallest)
-    mixup      w e_y + (1 − w) e_z          all but the two largest are 0:          1000 Var(the C − 2 smallest)
+    smoothing  (1 − ε) e_y + ε/C     all but the largest entry are ε/C: 1000 Var(the C − 1 smallest)
+    mixup      w e_y + (1 − w) e_z   all but the two largest are 0:     1000 Var(the C − 2 smallest)
 
-Var divides by the number of entries. A hard label is both. The loss is zero at λ*, and also falls to zero as |λ| → ∞, where
-softmax saturates and u/λ vanishes: that is no label. A root is therefore a minimum with larger losses on either side.
+Var divides by the number of entries. A hard label is both. The loss is zero at λ*, and also falls
+to zero as |λ| → ∞, where softmax saturates and u/λ vanishes: that is no label. A root is therefore
+a minimum with larger losses on either side.
 
-**Descent**, from λ = +1 and from −1, as published: on each side at most 100 steps of torch's L-BFGS with rate 0.5. Three losses
-in a row within 0.1 % are a stall: then λ jumps outward by 0.5, by 1 at the next stall, and so on. A side is abandoned beyond
+**Descent**, from λ = +1 and from −1, as published: on each side at most 100 steps of torch's L-BFGS
+with rate 0.5. Three losses in a row within 0.1 % are a stall: then λ jumps outward by 0.5, by 1 at
+the next stall, and so on. A side is abandoned beyond
 |λ| = 100 and succeeds below a loss of 1e-9.
 
-**Swarm**, over intervals of λ that lead outward, positive and negative in turn: 500 particles, 40 iterations, inertia 0.8,
-pulls of up to 0.5 to their own and to the common best, over [0.7, 6], [−6.3, −1], [5.7, 10], … to 70; for a noisy gradient 200
-particles, 30 iterations, to 10. They start anywhere in the interval with speeds up to its width and stop at its ends.
-Written out here so that all particles share one softmax: nevergrad, asked for every particle on its own, takes 7 s for an
+**Swarm**, over intervals of λ that lead outward, positive and negative in turn: 500 particles, 40
+iterations, inertia 0.8, pulls of up to 0.5 to their own and to the common best, over [0.7, 6],
+[−6.3, −1], [5.7, 10], … to 70; for a noisy gradient 200 particles, 30 iterations, to 10. They start
+anywhere in the interval with speeds up to its width and stop at its ends. Written out here so that
+all particles share one softmax: nevergrad, asked for every particle on its own, takes 7 s for an
 interval instead of 0.03 s.
 """
 
@@ -56,7 +60,8 @@ class Spread:
         """(n,) losses at n lengths λ: one softmax over all of them."""
         self.evaluations += len(lengths)
         Y = self.ray.labels(lengths)
-        largest = Y.topk(DISTINCT[self.kind], dim=1)  # a thousand times as few as the smallest, which are what remains
+        # a thousand times as few as the smallest, which are what remains
+        largest = Y.topk(DISTINCT[self.kind], dim=1)
         mean = (Y.sum(1) - largest.values.sum(1)) / self.equal
         from_mean = Y.sub_(mean[:, None]).scatter_(1, largest.indices, 0.0)
         return FACTOR / self.equal * from_mean.square().sum(1)
@@ -77,16 +82,24 @@ class Spread:
         return FACTOR / self.equal * float(value), FACTOR / self.equal * float(slope)
 
     def noise_floor(self, length: float) -> float:
-        """The loss that the gradient's noise alone leaves at λ: in u, and through the logits λ k in p."""
+        """The loss that the gradient's noise alone leaves at λ: in u, and through the logits λ k in
+        p."""
         ray = self.ray
-        P = torch.softmax(length * ray.k + ray.b, dim=0).topk(self.equal, largest=False, sorted=False).values
-        return FACTOR * ((ray.noise_u / length) ** 2 + float((P * length * ray.noise_k).square().mean()))
+        P = (
+            torch.softmax(length * ray.k + ray.b, dim=0)
+            .topk(self.equal, largest=False, sorted=False)
+            .values
+        )
+        return FACTOR * (
+            (ray.noise_u / length) ** 2 + float((P * length * ray.noise_k).square().mean())
+        )
 
 
 def descend(loss: Spread, side: float) -> float | None:
     """λ with a loss below 1e-9, searched from `side` (+1 or −1), or None."""
     length = torch.tensor(side, dtype=torch.float64, requires_grad=True)
-    # In one dimension the last two slopes alone determine the step: a longer history changes nothing but the time.
+    # In one dimension the last two slopes alone determine the step: a longer history changes
+    # nothing but the time.
     optimizer = torch.optim.LBFGS([length], lr=RATE, history_size=1)
     jump, recent = FIRST_JUMP * side, deque([0.0, 0.0, 0.0], maxlen=3)
 
@@ -112,7 +125,8 @@ def descend(loss: Spread, side: float) -> float | None:
 
 
 def bottom(loss: Spread, start: float) -> float | None:
-    """The minimum downhill of `start`, or None where the way leads to |λ| = 0 or beyond 100: that is the saturated softmax.
+    """The minimum downhill of `start`, or None where the way leads to |λ| = 0 or beyond 100: that
+    is the saturated softmax.
 
     The published threshold leaves λ uncertain by a percent where C is large; the minimum does not.
     """
@@ -149,9 +163,11 @@ NOISY = SwarmPlan(200, 30, (1.0, 5.0, 10.0))
 
 
 def swarm(loss: Spread, plan: SwarmPlan, interval: tuple[float, float], seed: int) -> float | None:
-    """The minimum next to the best λ that the particles saw, or None where that leads to the saturated softmax.
+    """The minimum next to the best λ that the particles saw, or None where that leads to the
+    saturated softmax.
 
-    The minimum is looked for whenever the best improves: that costs little and ends most swarms at the first iteration.
+    The minimum is looked for whenever the best improves: that costs little and ends most swarms at
+    the first iteration.
     """
     low, high = interval
     random = np.random.default_rng(seed)
@@ -170,6 +186,8 @@ def swarm(loss: Spread, plan: SwarmPlan, interval: tuple[float, float], seed: in
             if minimum is not None and loss.at(minimum) < SUCCESS:
                 break
         to_own, to_common = random.random((2, plan.particles)) * PULL
-        speed = INERTIA * speed + to_own * (own_best - position) + to_common * (common_best - position)
+        speed = (
+            INERTIA * speed + to_own * (own_best - position) + to_common * (common_best - position)
+        )
         position = np.clip(position + speed, low, high)
     return minimum

@@ -1,8 +1,10 @@
-"""Which tokens the first layer admits at which position: it sees token and position alone, so the vocabulary is tried there.
+"""Which tokens the first layer admits at which position: it sees token and position alone, so the
+vocabulary is tried there.
 
-A vocabulary of V tokens at P positions costs V·P·H·R when each is computed. Nearly every model with positions of its own adds
-them to the token before a LayerNorm, x = γ (e + d − mean)/s + β. Then coordinates in the span are a token's part plus a
-position's: V·H·R once, and V·R for each position. Whether a model does that is tried out, not believed.
+A vocabulary of V tokens at P positions costs V·P·H·R when each is computed. Nearly every model with
+positions of its own adds them to the token before a LayerNorm, x = γ (e + d − mean)/s + β. Then
+coordinates in the span are a token's part plus a position's: V·H·R once, and V·R for each position.
+Whether a model does that is tried out, not believed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from unsum.models.language import vocabulary_of
 from unsum.separate.text.network import Layer, inputs_of_all, read_by
 
 _BLOCK = 32  # positions that are tried at once
-# Times what noise explains: the first layer only saves work, and a faint direction of its may have drowned.
+# Times what noise explains: the first layer only saves work, and a faint direction of its may have
+# drowned.
 _LENIENT = 10.0
 ROOMY = 16  # dimensions outside a span in which hardly a stranger is near zero by chance
 _PART = 4096  # tokens at a time
@@ -25,7 +28,8 @@ _PROBES = 8  # tokens and positions on which the structure is tried out
 
 
 class Admitted:
-    """The candidates that the first layer admits at a position; all of them where it cannot tell."""
+    """The candidates that the first layer admits at a position; all of them where it cannot
+    tell."""
 
     def __init__(self, model: nn.Module, first: Layer, candidates: Tensor, longest: int) -> None:
         self._model, self._first, self.candidates, self.longest = model, first, candidates, longest
@@ -44,7 +48,11 @@ class Admitted:
         start = place - place % _BLOCK
         if start not in self._blocks:
             end = 1 if self._has_no_positions else min(start + _BLOCK, self.longest)
-            tried = self._by_sums(start, end) if self._normalization is not None else self._one_by_one(start, end)
+            tried = (
+                self._by_sums(start, end)
+                if self._normalization is not None
+                else self._one_by_one(start, end)
+            )
             self._blocks[start] = [self.candidates[column < _LENIENT] for column in tried.T]
         return self._blocks[start][place - start]
 
@@ -61,17 +69,24 @@ class Admitted:
     def _probes(self) -> Tensor:
         """Some tokens, each over and over."""
         places = min(_PROBES, self.longest)
-        return self.candidates[:: max(1, len(self.candidates) // _PROBES)][:_PROBES, None].expand(-1, places)
+        return self.candidates[:: max(1, len(self.candidates) // _PROBES)][:_PROBES, None].expand(
+            -1, places
+        )
 
     @cached_property
     def _normalization(self) -> nn.LayerNorm | None:
-        """The LayerNorm whose answer the first layer reads, if what it is given is a token's part plus a position's."""
-        norms = [m for m in self._model.modules() if isinstance(m, nn.LayerNorm) and m.weight is not None]
+        """The LayerNorm whose answer the first layer reads, if what it is given is a token's part
+        plus a position's."""
+        norms = [
+            m for m in self._model.modules() if isinstance(m, nn.LayerNorm) and m.weight is not None
+        ]
         reads = inputs_of_all(self._model, norms, self._first.module, self._probes)
         wanted = read_by(self._model, self._first.module, self._probes, slice(None))
         for norm in norms:
             given = reads.get(norm, wanted[:0])
-            if given.shape == wanted.shape and torch.allclose(norm(given), wanted, rtol=_SAME, atol=_SAME):
+            if given.shape == wanted.shape and torch.allclose(
+                norm(given), wanted, rtol=_SAME, atol=_SAME
+            ):
                 summed = given[:, :1] + given[:1] - given[:1, :1]
                 alike = (summed - given).norm(dim=2) <= _SAME * given.norm(dim=2)
                 return norm if bool(alike.all()) else None
@@ -86,7 +101,8 @@ class Admitted:
         return torch.cat(outside)
 
     def _by_sums(self, start: int, end: int) -> Tensor:
-        """The same for x = γ (e + d)/s + β with e and d centered: lengths and coordinates are sums of e's part and d's."""
+        """The same for x = γ (e + d)/s + β with e and d centered: lengths and coordinates are sums
+        of e's part and d's."""
         norm, span = self._normalization, self._first.span
         assert norm is not None
         gamma, H = norm.weight.detach().double(), norm.weight.numel()
@@ -99,11 +115,14 @@ class Admitted:
         for part in self.candidates.split(_PART):
             tokens = _centered(read_by(self._model, norm, part[:, None], 0))
             s = (_square_sums(tokens, places) / H + norm.eps).sqrt()
-            squares = _square_sums(tokens * gamma, places * gamma) / s.square() + beta.square().sum()
+            squares = (
+                _square_sums(tokens * gamma, places * gamma) / s.square() + beta.square().sum()
+            )
             squares += 2 * ((tokens @ (gamma * beta))[:, None] + places @ (gamma * beta)) / s
             ours, theirs = tokens @ across, places @ across
             columns = [
-                span.outside_by(squares[:, j], (ours + theirs[j]) / s[:, j, None] + shift) for j in range(end - start)
+                span.outside_by(squares[:, j], (ours + theirs[j]) / s[:, j, None] + shift)
+                for j in range(end - start)
             ]
             answers.append(torch.stack(columns, 1))
         return torch.cat(answers)

@@ -1,8 +1,8 @@
 """How many of the client's positions stand behind each prefix, and which tokens follow it.
 
-With the features F of all prefixes known, ∇W = Gᵀ F is linear: Gᵀ = ∇W F⁺. A prefix that n positions share has
-g = α (n p − Σ e_y), so rows that no label disturbs tell a = α n, and what a p exceeds g by tells α times the count of each
-next token. Counts are whole numbers, which tells α.
+With the features F of all prefixes known, ∇W = Gᵀ F is linear: Gᵀ = ∇W F⁺. A prefix that n
+positions share has g = α (n p − Σ e_y), so rows that no label disturbs tell a = α n, and what a p
+exceeds g by tells α times the count of each next token. Counts are whole numbers, which tells α.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MOST = 64  # positions that may share every single prefix
 
 @dataclass(frozen=True)
 class Counts:
-    """For n prefixes: positions behind each, next tokens with their counts, and what one position weighs."""
+    """For n prefixes: positions behind each, next tokens with their counts, and what one position
+    weighs."""
 
     positions: list[int]
     labels: list[dict[int, int]]
@@ -36,7 +37,8 @@ class Counts:
 
 
 def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts | None:
-    """Positions and labels behind features F (n, H); rows of tokens in `tied_rows` hold more than the head's gradient.
+    """Positions and labels behind features F (n, H); rows of tokens in `tied_rows` hold more than
+    the head's gradient.
 
     None where those are all rows: nothing is left to weigh prefixes by.
     """
@@ -52,15 +54,19 @@ def count(head: Head, F: Tensor, tied_rows: Tensor) -> Counts | None:
     alpha, whole = _unit(weights[measured])
     positions = (weights / alpha).round().clamp_min(0)
     positions[~measured] = 0
-    labels = [_labels(row / alpha, int(number)) for row, number in zip(missing, positions, strict=True)]
+    labels = [
+        _labels(row / alpha, int(number)) for row, number in zip(missing, positions, strict=True)
+    ]
     return Counts(positions.int().tolist(), labels, alpha, whole)
 
 
 def count_classes(head: Head, F: Tensor) -> Counts:
-    """The same for a class of each whole text, with features F (n, H) of texts that may have been in the batch.
+    """The same for a class of each whole text, with features F (n, H) of texts that may have been
+    in the batch.
 
-    g = α (n p − Σ e_y) has few rows, and a label disturbs most of them. So every class is tried as the only label: then
-    g = a (p − e_y), and a is a whole multiple of α. A text with several labels needs α from the others.
+    g = α (n p − Σ e_y) has few rows, and a label disturbs most of them. So every class is tried as
+    the only label: then g = a (p − e_y), and a is a whole multiple of α. A text with several labels
+    needs α from the others.
     """
     G = head.projected(torch.linalg.pinv(F.double()).T).T  # (n, C)
     L = head.logits(F.double())
@@ -80,7 +86,8 @@ def count_classes(head: Head, F: Tensor) -> Counts:
     several = (there & ~single).nonzero()[:, 0].tolist()
     mixed: dict[int, dict[int, int]] = {}
     unit = alpha
-    for share in range(1, _MIXED + 1):  # texts of one label alone do not tell α where each of them is there twice
+    # texts of one label alone do not tell α where each of them is there twice
+    for share in range(1, _MIXED + 1):
         tried = {row: _mixed(share * G[row] / alpha, P[row]) for row in several}
         if all(tried.values()):
             mixed, unit = tried, alpha / share
@@ -89,7 +96,9 @@ def count_classes(head: Head, F: Tensor) -> Counts:
         {int(best[row]): round(float(weight[row]) / unit)} if single[row] else mixed.get(row, {})
         for row in range(len(F))
     ]
-    return Counts([sum(row.values()) for row in labels], labels, unit, whole and len(mixed) == len(several))
+    return Counts(
+        [sum(row.values()) for row in labels], labels, unit, whole and len(mixed) == len(several)
+    )
 
 
 def _mixed(g: Tensor, p: Tensor) -> dict[int, int]:
@@ -102,8 +111,11 @@ def _mixed(g: Tensor, p: Tensor) -> dict[int, int]:
 
 
 def _weigh(G: Tensor, P: Tensor, clean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(n,) weights a with their deviations, and (n, V) the mass that labels take from a p, zero in rows that are not clean."""
-    likely = torch.where(clean, P, torch.zeros_like(P)).topk(min(_TOP, int(clean.sum())), dim=1).indices
+    """(n,) weights a with their deviations, and (n, V) the mass that labels take from a p, zero in
+    rows that are not clean."""
+    likely = (
+        torch.where(clean, P, torch.zeros_like(P)).topk(min(_TOP, int(clean.sum())), dim=1).indices
+    )
     weights = (G.gather(1, likely) / P.gather(1, likely).clamp_min(1e-300)).median(dim=1).values
     flat = clean.expand_as(P)
     for _ in range(3):
@@ -133,7 +145,8 @@ def _unit(weights: Tensor) -> tuple[float, bool]:
 
 
 def _labels(masses: Tensor, number: int) -> dict[int, int]:
-    """Tokens with the whole number of times that each follows, the heaviest first, for at most `number` positions."""
+    """Tokens with the whole number of times that each follows, the heaviest first, for at most
+    `number` positions."""
     found = (masses > 1 - _LABEL).nonzero()[:, 0]
     labels: dict[int, int] = {}
     for token in found[masses[found].argsort(descending=True)].tolist():

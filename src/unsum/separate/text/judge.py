@@ -1,9 +1,12 @@
-"""What may be claimed about recovered text: the replay is weighed by what every sequence, position and token sends.
+"""What may be claimed about recovered text: the replay is weighed by what every sequence, position
+and token sends.
 
-The search used a few tensors of the gradient. The others confirm the text, those of them that show every sequence.
+The search used a few tensors of the gradient. The others confirm the text, those of them that show
+every sequence.
 
-Three things tell a token that is read: the label of the position before it; its own row of the embedding, which another token
-would leave alone; and what the head reads from there on, which another token would change.
+Three things tell a token that is read: the label of the position before it; its own row of the
+embedding, which another token would leave alone; and what the head reads from there on, which
+another token would change.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ def judge(
 ) -> Claim:
     """The claim about a replayed batch of n sequences, for which the head computes `logits` (M, V).
 
-    `told` (n,) says whose tokens the gradient tells. `open_labels` were not found. `searched` names the tensors that the
-    search used. `besides` are doubts that the search itself had.
+    `told` (n,) says whose tokens the gradient tells. `open_labels` were not found. `searched` names
+    the tensors that the search used. `besides` are doubts that the search itself had.
     """
     M = len(played.labels)
     weight = abs(played.scale) / M
@@ -59,7 +62,14 @@ def judge(
         *doubt_invisible(seen, "Position"),
         *doubt_invisible(told, "Some token of sequence"),
         *doubt_exchanged(played.features, played.labels, played.inputs, weight, played.head_level),
-        *doubt_relabeled(logits, played.labels, played.features, weight, played.head_level, knowledge.known_batch_size),
+        *doubt_relabeled(
+            logits,
+            played.labels,
+            played.features,
+            weight,
+            played.head_level,
+            knowledge.known_batch_size,
+        ),
         *doubt_missing(played.replay, M, knowledge.known_batch_size, scale),
         *besides,
     ]
@@ -79,39 +89,60 @@ def judge(
 
 
 def doubt_repeated(model: nn.Module, text: Text) -> list[str]:
-    """Sequences of which a single token is read, once or several times, which a model without positions of its own reads alike.
+    """Sequences of which a single token is read, once or several times, which a model without
+    positions of its own reads alike.
 
-    With rotary positions two equal first tokens read as one does. What follows tells them apart, as soon as it is read too.
+    With rotary positions two equal first tokens read as one does. What follows tells them apart, as
+    soon as it is read too.
     """
     task = task_of(model)
     several = []
     for row, (tokens, labels) in enumerate(zip(text.tokens, text.labels, strict=True)):
-        end = max(j for j, label in enumerate(labels) if label >= 0) if task is TextTask.NEXT else len(tokens)
+        end = (
+            max(j for j, label in enumerate(labels) if label >= 0)
+            if task is TextTask.NEXT
+            else len(tokens)
+        )
         if len(set(tokens[:end])) == 1:
             pair = torch.tensor([tokens[:1] * 2], device=device_of(model))
-            once, twice = (read_by(model, find_head(model)[1], some, -1) for some in (pair[:, :1], pair))
+            once, twice = (
+                read_by(model, find_head(model)[1], some, -1) for some in (pair[:, :1], pair)
+            )
             if float((once - twice).norm()) <= _SAME * float(once.norm()):
                 several.append(row)
     if not several:
         return []
     return [
-        f"Sequence {name_some(several)} reads the same however often its first token stands there, and where one of its like "
-        "ends another may go on."
+        f"Sequence {name_some(several)} reads the same however often its first token stands there, "
+        "and where one of its like ends another may go on."
     ]
 
 
 def doubt_hidden(model: nn.Module, text: Text) -> list[str]:
-    """Sequences that hold the mask where no label was found: the model is sure of what stands there, and sends nothing of it."""
+    """Sequences that hold the mask where no label was found: the model is sure of what stands
+    there, and sends nothing of it."""
     if task_of(model) is not TextTask.MASKED:
         return []
-    pairs = [list(zip(tokens, labels, strict=True)) for tokens, labels in zip(text.tokens, text.labels, strict=True)]
+    pairs = [
+        list(zip(tokens, labels, strict=True))
+        for tokens, labels in zip(text.tokens, text.labels, strict=True)
+    ]
     masks = {token for row in pairs for token, label in row if label >= 0 and label != token}
-    rows = [i for i, row in enumerate(pairs) if any(label < 0 and token in masks for token, label in row)]
-    return [f"Sequence {name_some(rows)} holds a masked token that sends too little to be told."] if rows else []
+    rows = [
+        i
+        for i, row in enumerate(pairs)
+        if any(label < 0 and token in masks for token, label in row)
+    ]
+    return (
+        [f"Sequence {name_some(rows)} holds a masked token that sends too little to be told."]
+        if rows
+        else []
+    )
 
 
 def _doubt_copies(factor: float) -> list[str]:
-    """A sum, unlike a mean, grows with copies of the whole batch; so does a sum that was multiplied."""
+    """A sum, unlike a mean, grows with copies of the whole batch; so does a sum that was
+    multiplied."""
     times = round(min(factor, 1e9))
     if times < 2 or abs(factor / times - 1) > 1e-4:
         return []
@@ -119,11 +150,14 @@ def _doubt_copies(factor: float) -> list[str]:
 
 
 def tokens_told(model: nn.Module, played: PlayedText, text: Text, admitted: Admitted) -> Tensor:
-    """(n,) sequences of which every token that is read is told, with its segment where there are several."""
+    """(n,) sequences of which every token that is read is told, with its segment where there are
+    several."""
     device, V = played.traces.device, vocabulary_of(model)
     segments = (admitted.candidates // V).unique() * V
     answers = []
-    for row, (sequence, by_label) in enumerate(zip(text.tokens, _by_labels(task_of(model), text), strict=True)):
+    for row, (sequence, by_label) in enumerate(
+        zip(text.tokens, _by_labels(task_of(model), text), strict=True)
+    ):
         tokens = torch.tensor(sequence, device=device)
         told = torch.tensor(by_label, device=device)
         if played.row_levels is not None:
@@ -138,28 +172,38 @@ def tokens_told(model: nn.Module, played: PlayedText, text: Text, admitted: Admi
                 others = admitted.at(place) % V
             others = (others[:, None] + segments).flatten().unique()
             others = others[others != tokens[place]]
-            told[place] = len(others) <= _MOST and _others_show(model, played, text, row, place, others)
+            told[place] = len(others) <= _MOST and _others_show(
+                model, played, text, row, place, others
+            )
         answers.append(told.all())
     return torch.stack(answers)
 
 
 def _by_labels(task: TextTask, text: Text) -> list[list[bool]]:
-    """By sequence: tokens that nobody reads, or that the position before names: its label is the token that it goes on with.
+    """By sequence: tokens that nobody reads, or that the position before names: its label is the
+    token that it goes on with.
 
-    Where another sequence ends at the same place after the same beginning, its last label may be the one that goes on.
+    Where another sequence ends at the same place after the same beginning, its last label may be
+    the one that goes on.
     """
     if task is not TextTask.NEXT:
         return [[False] * len(tokens) for tokens in text.tokens]
     last = [max(place for place, label in enumerate(row) if label >= 0) for row in text.labels]
     ended = {tuple(row[:end]) for row, end in zip(text.tokens, last, strict=True)}
     return [
-        [j >= end or (j > 0 and kept[j] >= 0 and tuple(row[:j]) not in ended) for j in range(len(row))]
+        [
+            j >= end or (j > 0 and kept[j] >= 0 and tuple(row[:j]) not in ended)
+            for j in range(len(row))
+        ]
         for row, kept, end in zip(text.tokens, text.labels, last, strict=True)
     ]
 
 
-def _others_show(model: nn.Module, played: PlayedText, text: Text, row: int, place: int, others: Tensor) -> bool:
-    """Whether each other token in this place would change what the head reads by more than rounding hides."""
+def _others_show(
+    model: nn.Module, played: PlayedText, text: Text, row: int, place: int, others: Tensor
+) -> bool:
+    """Whether each other token in this place would change what the head reads by more than rounding
+    hides."""
     if len(others) == 0:
         return True
     kept = [targets(task_of(model), torch.tensor([labels]))[0] >= 0 for labels in text.labels]

@@ -1,4 +1,5 @@
-"""The labels of the text that was found, and how often each part of it occurs: from the head's gradient, by what it predicts."""
+"""The labels of the text that was found, and how often each part of it occurs: from the head's
+gradient, by what it predicts."""
 
 from __future__ import annotations
 
@@ -16,14 +17,20 @@ from unsum.separate.text.recovered import Text
 from unsum.separate.text.sentences import hidden_labels, sentences, with_ends
 from unsum.separate.text.walk import Walk
 
-_NO_CLEAN_ROW = "Every token of the vocabulary occurs, and tied embeddings hide the head's gradient of each that does."
+_NO_CLEAN_ROW = (
+    "Every token of the vocabulary occurs, and tied embeddings hide the head's gradient of each "
+    "that does."
+)
 _NOT_WHOLE = Note("How often prefixes occur did not come out as whole numbers.", Code.DOUBTED_TEXT)
 
 
 class LabelsFound:
-    """The text with its labels, the layers that led to them besides the head, and notes; no text where none was found."""
+    """The text with its labels, the layers that led to them besides the head, and notes; no text
+    where none was found."""
 
-    def __init__(self, text: Text | None, used: Sequence[Layer] = (), notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, text: Text | None, used: Sequence[Layer] = (), notes: Sequence[str] = ()
+    ) -> None:
         self.text, self.used, self.notes = text, list(used), list(notes)
 
 
@@ -41,10 +48,14 @@ def next_labels(model: nn.Module, head: Head, found: Walk, last: Layer) -> Label
     return LabelsFound(text, layers, _doubts(counts))
 
 
-def masked_labels(model: nn.Module, head: Head, sequences: Sequence[tuple[int, ...]], last: Layer) -> LabelsFound:
+def masked_labels(
+    model: nn.Module, head: Head, sequences: Sequence[tuple[int, ...]], last: Layer
+) -> LabelsFound:
     """Of whole sequences: which tokens stand behind the masks, wherever these are."""
     F = torch.cat(read_whole(model, find_head(model)[1], sequences))
-    used = torch.tensor(sorted({token for sequence in sequences for token in sequence}), device=F.device)
+    used = torch.tensor(
+        sorted({token for sequence in sequences for token in sequence}), device=F.device
+    )
     counts = count(head, F, used if is_tied(model) else used[:0])
     if counts is None:
         return LabelsFound(None, notes=[_NO_CLEAN_ROW])
@@ -74,7 +85,8 @@ def masked_labels(model: nn.Module, head: Head, sequences: Sequence[tuple[int, .
 
 
 def class_labels(head: Head, texts: Sequence[tuple[int, ...]], F: Tensor) -> LabelsFound:
-    """Of texts that may have been in the batch, with what the head reads of them (n, H): which were, and their classes."""
+    """Of texts that may have been in the batch, with what the head reads of them (n, H): which
+    were, and their classes."""
     counts = count_classes(head, F)
     tokens, labels = [], []
     for text, some in zip(texts, counts.labels, strict=True):

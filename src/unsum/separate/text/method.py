@@ -1,7 +1,8 @@
-"""The separator for language models: prefixes by the span of a layer's gradient, labels and counts by the head's.
+"""The separator for language models: prefixes by the span of a layer's gradient, labels and counts
+by the head's.
 
-What comes out is checked as a whole: the gradient of the recovered batch is computed anew (`replay`), and what it leaves of the
-one that the client sent decides about the claim (`judge`).
+What comes out is checked as a whole: the gradient of the recovered batch is computed anew
+(`replay`), and what it leaves of the one that the client sent decides about the claim (`judge`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from unsum.gradients import in_eval_mode
 from unsum.head import Head, find_head
 from unsum.knowledge import Knowledge
 from unsum.leak import Leak
-from unsum.models.language import TextTask, embedding_of, is_tied, longest_text, looks_ahead, task_of, vocabulary_of
+from unsum.models.language import (
+    TextTask,
+    embedding_of,
+    is_tied,
+    longest_text,
+    looks_ahead,
+    task_of,
+    vocabulary_of,
+)
 from unsum.models.segments import numbered_by_segment, segments_used, takes_segments
 from unsum.notes import Code, code_of, without
 from unsum.separate.exact.solver import nothing_found
@@ -34,7 +43,10 @@ from unsum.separate.text.whole import search_whole
 from unsum.update import Update
 
 _LONGEST = 4096  # positions of a sequence, where the model does not say
-_UNFITTING = "No prefix fits the gradient: dropout, several local steps, noise, or more positions than features."
+_UNFITTING = (
+    "No prefix fits the gradient: dropout, several local steps, noise, or more positions than "
+    "features."
+)
 
 
 _UNLABELED = "The head's gradient assigns no label to any of the prefixes that fit it."
@@ -42,17 +54,28 @@ _UNLABELED = "The head's gradient assigns no label to any of the prefixes that f
 
 @SEPARATORS.register(
     "text",
-    summary="every sequence of a language model's batch, token by token, certified by its gradient (unsum)",
-    needs="a language model's gradients (next or masked tokens, or classes of text); fewer positions than features; no dropout",
+    summary=(
+        "every sequence of a language model's batch, token by token, certified by its gradient "
+        "(unsum)"
+    ),
+    needs=(
+        "a language model's gradients (next or masked tokens, or classes of text); fewer positions "
+        "than features; no dropout"
+    ),
 )
 def text(
-    head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None, update: Update | None = None
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    model: nn.Module | None = None,
+    update: Update | None = None,
 ) -> Leak:
     """The sequences of the batch in `leak.tokens`, and every position that counted as a sample."""
     if model is None or update is None or embedding_of(model) is None:
         raise UnsumError(
-            "The attack 'text' needs a language model: one with a token embedding as wide as its head, or Hugging Face's "
-            "classifier of text."
+            "The attack 'text' needs a language model: one with a token embedding as wide as its "
+            "head, or Hugging Face's classifier of text."
         )
     if knowledge.labels is not None:
         raise UnsumError("The attack 'text' finds the labels itself; leave labels= out.")
@@ -62,8 +85,9 @@ def text(
         if name and (not takes_segments(model) or task_of(model) is not TextTask.CLASS):
             return _nothing(
                 head,
-                f"The texts are in segments, as pairs of sentences are ({name!r} tells), which are searched for classifiers that "
-                "take token_type_ids alone; this is no sign that nothing leaks.",
+                f"The texts are in segments, as pairs of sentences are ({name!r} tells), which are "
+                "searched for classifiers that take token_type_ids alone; this is no sign that "
+                "nothing leaks.",
             )
         with numbered_by_segment(model) if name else nullcontext():
             leak = _read(head, knowledge, model, update, segments)
@@ -74,17 +98,26 @@ def _parted(leak: Leak, V: int) -> Leak:
     """Tokens and segments, of numbers t + s V."""
     found = leak.tokens or []
     tokens = [[number % V for number in sequence] for sequence in found]
-    return replace(leak, tokens=tokens, segments=[[number // V for number in sequence] for sequence in found])
+    return replace(
+        leak, tokens=tokens, segments=[[number // V for number in sequence] for sequence in found]
+    )
 
 
-def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update, segments: list[int]) -> Leak:
+def _read(
+    head: Head, knowledge: Knowledge, model: nn.Module, update: Update, segments: list[int]
+) -> Leak:
     layers = linear_layers(model, update.gradients)
     guide = choose_guide(model, joined(model, layers))
     if guide is None:
         return _nothing(
-            head, "Every layer's gradient is of full rank: there are as many positions as features, or noise."
+            head,
+            (
+                "Every layer's gradient is of full rank: there are as many positions as features, "
+                "or noise."
+            ),
         )
-    # One less than the model reads at once, where the label of the longest prefix is a token as well.
+    # One less than the model reads at once, where the label of the longest prefix is a token as
+    # well.
     longest = (longest_text(model) or _LONGEST) - (task_of(model) is TextTask.NEXT)
     admitted = Admitted(model, guide.first, _candidates(model, update, segments), longest)
     found, notes = _labeled(head, model, guide, admitted, layers)
@@ -93,7 +126,9 @@ def _read(head: Head, knowledge: Knowledge, model: nn.Module, update: Update, se
     searched = [guide.first, guide.deep, *found.used]
     notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *notes, *found.notes]
     ends = [embedding(model).weight, find_head(model)[1].weight]
-    names = set().union(*(layer.tensors() for layer in searched)) | {name_of(model, weight) for weight in ends}
+    names = set().union(*(layer.tensors() for layer in searched)) | {
+        name_of(model, weight) for weight in ends
+    }
     return _leak(head, knowledge, model, update, found.text, admitted, names, notes)
 
 
@@ -130,7 +165,8 @@ def _pooled(model: nn.Module, texts: list[tuple[int, ...]]) -> Tensor:
 
 
 def _candidates(model: nn.Module, update: Update, segments: list[int]) -> Tensor:
-    """The tokens that may stand in the text: those whose embedding has a gradient, where it shows; in each segment."""
+    """The tokens that may stand in the text: those whose embedding has a gradient, where it shows;
+    in each segment."""
     weight = embedding(model).weight
     everything = torch.arange(len(weight), device=weight.device)
     gradient = update.gradients.get(name_of(model, weight))
@@ -157,14 +193,19 @@ def _leak(
     L = L if head.b is None else L + head.b.double()
     played = play(model, update, recovered, features, labels)
     if played is None:
-        claim = nothing("The model cannot be computed in float64, so nothing tells rounding from what is missing.")
+        claim = nothing(
+            "The model cannot be computed in float64, so nothing tells rounding from what is "
+            "missing."
+        )
     else:
         told = tokens_told(model, played, recovered, admitted)
         besides = [note for note in notes if code_of(note) is Code.DOUBTED_TEXT]
         besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
         notes = without(notes, Code.DOUBTED_TEXT)
         claim = judge(played, L, told, recovered.open, knowledge, update, searched, besides)
-        notes.append(f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it.")
+        notes.append(
+            f"The recovered batch explains the gradient to {played.replay.residual:.1g} of it."
+        )
     return Leak(
         method="text",
         targets=Y,
@@ -183,4 +224,6 @@ def _leak(
 
 def _nothing(head: Head, *reasons: str) -> Leak:
     """The empty-handed answer."""
-    return replace(nothing_found(head, Knowledge(), ""), method="text", tokens=[], notes=list(reasons))
+    return replace(
+        nothing_found(head, Knowledge(), ""), method="text", tokens=[], notes=list(reasons)
+    )

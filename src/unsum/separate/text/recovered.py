@@ -1,4 +1,5 @@
-"""The client's text as it was found: sequences with the labels that counted, and what the head reads of them."""
+"""The client's text as it was found: sequences with the labels that counted, and what the head
+reads of them."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from unsum.separate.text.network import by_length, device_of, read_by
 
 @dataclass(frozen=True)
 class Text:
-    """Sequences in the attacker's order, with their labels as a client has them: for each token, or one class for each sequence.
+    """Sequences in the attacker's order, with their labels as a client has them: for each token, or
+    one class for each sequence.
 
-    The last token of a sequence of next tokens is known as a label only. `open` labels were not found.
+    The last token of a sequence of next tokens is known as a label only. `open` labels were not
+    found.
     """
 
     tokens: list[list[int]]
@@ -47,18 +50,22 @@ def head_reads(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def at_label_places(task: TextTask, read: Tensor) -> Tensor:
-    """Of (n, L, …): a class is read at the last position, and after the last one no token follows."""
+    """Of (n, L, …): a class is read at the last position, and after the last one no token
+    follows."""
     if task is TextTask.CLASS:
         return read[:, -1:]
     return read[:, :-1] if task is TextTask.NEXT else read
 
 
 def labeled(model: nn.Module, text: Text) -> tuple[Tensor, Tensor]:
-    """(M, H) what the head reads at the positions that have a label, sequence by sequence, and (M,) those labels."""
+    """(M, H) what the head reads at the positions that have a label, sequence by sequence, and (M,)
+    those labels."""
     task = task_of(model)
     features: list[Tensor] = [torch.empty(0)] * len(text.tokens)
     labels = list(features)
     for rows, tokens, given in text.groups(device_of(model)):
-        for row, read, wanted in zip(rows, head_reads(model, tokens), targets(task, given), strict=True):
+        for row, read, wanted in zip(
+            rows, head_reads(model, tokens), targets(task, given), strict=True
+        ):
             features[row], labels[row] = read[wanted >= 0], wanted[wanted >= 0]
     return torch.cat(features), torch.cat(labels)

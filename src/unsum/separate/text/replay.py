@@ -1,4 +1,5 @@
-"""The gradient of the recovered batch, computed anew: in float64, and once as the client computes it.
+"""The gradient of the recovered batch, computed anew: in float64, and once as the client computes
+it.
 
 The difference of the two is rounding, measured: what the client's own gradient may be off by.
 """
@@ -31,9 +32,10 @@ _ACCURATE = 10.0  # likewise, of features
 class PlayedText:
     """The replay by sequence (n of them) and tensor, with what positions and tokens send.
 
-    `scale` is the gradient's, compared with the mean over the M positions found. `features` (M, H) are float64, and `errors`
-    (M,) what a forward pass of the client's may be off by. `positions` (M,) is what each sends to the head, where
-    `head_level` is seen; `traces` (n, L) what each token sends to its row of the embedding, where `row_levels` (V,) are seen.
+    `scale` is the gradient's, compared with the mean over the M positions found. `features` (M, H)
+    are float64, and `errors` (M,) what a forward pass of the client's may be off by. `positions`
+    (M,) is what each sends to the head, where `head_level` is seen; `traces` (n, L) what each token
+    sends to its row of the embedding, where `row_levels` (V,) are seen.
     """
 
     replay: Replay
@@ -48,17 +50,26 @@ class PlayedText:
     row_levels: Tensor | None  # None where the embedding's gradient was not sent
 
 
-def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Tensor) -> PlayedText | None:
-    """The replay of a text, for which the head reads `ours` (M, H) to predict `labels`; None where float64 does not work."""
+def play(
+    model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Tensor
+) -> PlayedText | None:
+    """The replay of a text, for which the head reads `ours` (M, H) to predict `labels`; None where
+    float64 does not work."""
     names, M = list(update.gradients), len(labels)
     try:
-        with _in_float64(model) as precise, Watch(precise, names, text, embedding(precise)) as watch:
+        with (
+            _in_float64(model) as precise,
+            Watch(precise, names, text, embedding(precise)) as watch,
+        ):
             own = _gradient(precise, text, names, M, watch)
-    except RuntimeError:  # a module that makes float32 tensors of its own cannot multiply them with these
+    except RuntimeError:
+        # a module that makes float32 tensors of its own cannot multiply them with these
         return None
     client = _gradient(model, text, names, M)
     scale = fitted_scale(update.gradients, own)
-    rests = {name: _rest(model, update, name, scale, own.get(name), client.get(name)) for name in names}
+    rests = {
+        name: _rest(model, update, name, scale, own.get(name), client.get(name)) for name in names
+    }
     replay = Replay(
         names=tuple(names),
         sent=norms(update.gradients.values()).to(ours.device),
@@ -79,7 +90,9 @@ def play(model: nn.Module, update: Update, text: Text, ours: Tensor, labels: Ten
     )  # fmt: skip
 
 
-def _gradient(model: nn.Module, text: Text, names: list[str], M: int, watch: Watch | None = None) -> dict[str, Tensor]:
+def _gradient(
+    model: nn.Module, text: Text, names: list[str], M: int, watch: Watch | None = None
+) -> dict[str, Tensor]:
     """The gradient of the mean over all M positions, sequences of one length at a time."""
     own: dict[str, Tensor] = {}
     for rows, tokens, labels in text.groups(device_of(model)):
@@ -87,12 +100,15 @@ def _gradient(model: nn.Module, text: Text, names: list[str], M: int, watch: Wat
         if watch is not None:
             watch.begin(rows, share)
         for name, g in gradients_of(model, tokens, labels, names).items():
-            own[name] = own[name].add_(g, alpha=share) if name in own else g if share == 1 else g * share
+            own[name] = (
+                own[name].add_(g, alpha=share) if name in own else g if share == 1 else g * share
+            )
     return own
 
 
 def _numbered(model: nn.Module, text: Text) -> Tensor:
-    """(M,) the same number for positions whose features are of the same tokens: of a prefix, or of a whole sequence."""
+    """(M,) the same number for positions whose features are of the same tokens: of a prefix, or of
+    a whole sequence."""
     task = task_of(model)
     read: list[tuple[Any, ...]] = []
     for tokens, labels in zip(text.tokens, text.labels, strict=True):
@@ -105,9 +121,15 @@ def _numbered(model: nn.Module, text: Text) -> Tensor:
 
 
 def _rest(
-    model: nn.Module, update: Update, name: str, scale: float, own: Tensor | None, client: Tensor | None
+    model: nn.Module,
+    update: Update,
+    name: str,
+    scale: float,
+    own: Tensor | None,
+    client: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """What the replay left of one tensor, and what rounding explains of that at most, by rows where it is a matrix."""
+    """What the replay left of one tensor, and what rounding explains of that at most, by rows where
+    it is a matrix."""
     sent = update.gradients[name]
     sent = sent if sent.ndim == 2 else sent.reshape(1, -1)
     weight = model.get_parameter(name).detach().view_as(sent) if update.kind == "delta" else None
@@ -150,15 +172,23 @@ def _as_float64(value: Any) -> Any:
 
 @contextmanager
 def _in_float64(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy of the model that computes in float64, and constants that are made on the way as well."""
+    """A copy of the model that computes in float64, and constants that are made on the way as
+    well."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        precise = copy.deepcopy(model).double().requires_grad_()  # frozen parts too: the embedding is watched anyway
+        # frozen parts too: the embedding is watched anyway
+        precise = copy.deepcopy(model).double().requires_grad_()
         for mine, client in zip(precise.modules(), model.modules(), strict=True):
             # It adds what its own precision resolves.
-            if isinstance(client, nn.RMSNorm) and isinstance(mine, nn.RMSNorm) and client.eps is None:
-                mine.eps = torch.finfo(next(client.parameters(), torch.empty(0, dtype=before)).dtype).eps
+            if (
+                isinstance(client, nn.RMSNorm)
+                and isinstance(mine, nn.RMSNorm)
+                and client.eps is None
+            ):
+                mine.eps = torch.finfo(
+                    next(client.parameters(), torch.empty(0, dtype=before)).dtype
+                ).eps
         with _NoFloat32():
             yield precise
     finally:

@@ -1,6 +1,7 @@
 """From a tree of prefixes with counts to the client's sequences.
 
-n positions behind a prefix have n next tokens. Those that a longer prefix goes on with are followed; the others were last.
+n positions behind a prefix have n next tokens. Those that a longer prefix goes on with are
+followed; the others were last.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from unsum.separate.text.walk import Walk
 _EXCHANGES = 4  # rounds in which each token is exchanged for a better one
 
 
-def sentences(walk: Walk, counts: Counts, ends: dict[int, list[int]] | None = None) -> tuple[Text, dict[int, int]]:
-    """The sequences; `ends` gives labels that were found for prefixes whose own rows did not tell them.
+def sentences(
+    walk: Walk, counts: Counts, ends: dict[int, list[int]] | None = None
+) -> tuple[Text, dict[int, int]]:
+    """The sequences; `ends` gives labels that were found for prefixes whose own rows did not tell
+    them.
 
     Besides, prefixes whose last label is not known, with the number of such labels.
     """
-    # How many sequences begin with each prefix: those that end there and those that go on, whichever is more.
+    # How many sequences begin with each prefix: those that end there and those that go on,
+    # whichever is more.
     through = list(counts.positions)
     for index in reversed(range(len(walk.prefixes))):  # longer prefixes come later
         through[index] = max(through[index], sum(through[child] for child in walk.children(index)))
@@ -49,7 +54,8 @@ def sentences(walk: Walk, counts: Counts, ends: dict[int, list[int]] | None = No
 
 
 def _labels(walk: Walk, counts: Counts, index: int, sequence: list[int]) -> list[int]:
-    """For the sequence that ends with a label of prefix `index`: those of its tokens that were labels, and counted."""
+    """For the sequence that ends with a label of prefix `index`: those of its tokens that were
+    labels, and counted."""
     flags = []
     while index >= 0:
         flags.append(counts.positions[index] > 0)
@@ -59,9 +65,15 @@ def _labels(walk: Walk, counts: Counts, index: int, sequence: list[int]) -> list
 
 
 def with_ends(
-    model: nn.Module, layer: Layer, found: Walk, counts: Counts, open_ends: dict[int, int], candidates: Tensor
+    model: nn.Module,
+    layer: Layer,
+    found: Walk,
+    counts: Counts,
+    open_ends: dict[int, int],
+    candidates: Tensor,
 ) -> Text:
-    """The text with the labels, out of `candidates`, that ended sequences and that tied embeddings hid."""
+    """The text with the labels, out of `candidates`, that ended sequences and that tied embeddings
+    hid."""
     known = [dict(labels) for labels in counts.labels]
     for index, labels in enumerate(known):
         for child in found.children(index):
@@ -69,7 +81,9 @@ def with_ends(
             labels[token] = max(labels.get(token, 0), counts.positions[child])
     X = read_at_ends(model, layer.module, found.prefixes)
     places = [(prefix, len(prefix) - 1) for prefix in found.prefixes]
-    ends = hidden_labels(model, layer, X, places, replace(counts, labels=known), open_ends, candidates)
+    ends = hidden_labels(
+        model, layer, X, places, replace(counts, labels=known), open_ends, candidates
+    )
     return sentences(found, replace(counts, labels=known), ends)[0]
 
 
@@ -82,27 +96,41 @@ def hidden_labels(
     wanted: dict[int, int],
     candidates: Tensor,
 ) -> dict[int, list[int]]:
-    """For some positions the number of labels `wanted` that tied embeddings hide, out of `candidates`.
+    """For some positions the number of labels `wanted` that tied embeddings hide, out of
+    `candidates`.
 
-    A token's row holds its input side too, and the head's side is lost in it. But the last linear layer below the head has a
-    gradient of its own, ∇V = δᵀ X. Its inputs X are known once the text is, so δ = ∇V X⁺, position by position, and
-    δ_i = α Jᵢᵀ (n p − Σ e_y) with J the derivative of the logits: each hidden label is the token whose Jᵀ e_y is missing.
+    A token's row holds its input side too, and the head's side is lost in it. But the last linear
+    layer below the head has a gradient of its own, ∇V = δᵀ X. Its inputs X are known once the text
+    is, so δ = ∇V X⁺, position by position, and δ_i = α Jᵢᵀ (n p − Σ e_y) with J the derivative of
+    the logits: each hidden label is the token whose Jᵀ e_y is missing.
     """
-    backward = (layer.gradient.to(X.device).double() @ torch.linalg.pinv(X.double()) / counts.alpha).T  # (n, outputs)
+    # (n, outputs)
+    backward = (
+        layer.gradient.to(X.device).double() @ torch.linalg.pinv(X.double()) / counts.alpha
+    ).T
     ends = {}
     for index, number in wanted.items():
         given = [token for token, times in counts.labels[index].items() for _ in range(times)]
         labels_so_far = torch.tensor(given, device=X.device).long()
-        predicted, sent, atoms = _pulled_back(model, layer.module, places[index], labels_so_far, candidates)
+        predicted, sent, atoms = _pulled_back(
+            model, layer.module, places[index], labels_so_far, candidates
+        )
         missing = counts.positions[index] * predicted - sent - backward[index]
-        ends[index] = candidates[torch.tensor(_match(missing, atoms, number), device=X.device)].tolist()
+        ends[index] = candidates[
+            torch.tensor(_match(missing, atoms, number), device=X.device)
+        ].tolist()
     return ends
 
 
 def _pulled_back(
-    model: nn.Module, module: nn.Module, at: tuple[tuple[int, ...], int], labels: Tensor, candidates: Tensor
+    model: nn.Module,
+    module: nn.Module,
+    at: tuple[tuple[int, ...], int],
+    labels: Tensor,
+    candidates: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Jᵀ p, Σ Jᵀ e_y over `labels` and (candidates, outputs) Jᵀ e_c, at one place of one sequence."""
+    """Jᵀ p, Σ Jᵀ e_y over `labels` and (candidates, outputs) Jᵀ e_c, at one place of one
+    sequence."""
     outputs: list[Tensor] = []
     sequence, place = at
 
@@ -116,12 +144,15 @@ def _pulled_back(
     rows[torch.arange(len(candidates)), candidates] = 1
     rows[-2] = logits.detach().softmax(0)
     rows[-1].index_add_(0, labels, torch.ones_like(labels, dtype=rows.dtype))
-    pulled = torch.autograd.grad(logits, outputs[-1], rows, is_grads_batched=True)[0][:, 0, place].double()
+    pulled = torch.autograd.grad(logits, outputs[-1], rows, is_grads_batched=True)[0][
+        :, 0, place
+    ].double()
     return pulled[-2], pulled[-1], pulled[:-2]
 
 
 def _match(left: Tensor, atoms: Tensor, number: int) -> list[int]:
-    """`number` atoms whose sum is nearest to `left`: one after another, then each exchanged for a better one."""
+    """`number` atoms whose sum is nearest to `left`: one after another, then each exchanged for a
+    better one."""
     chosen: list[int] = []
     for _ in range(number):
         chosen.append(int((left - atoms).square().sum(1).argmin()))

@@ -1,8 +1,9 @@
 """The walk: prefixes that the client's text begins with, one token longer at every step.
 
-A prefix is one of the client's if what a deep layer reads at its last position lies in the span of that layer's gradient:
-causal models read nothing that comes later. Which tokens stand at a position at all is told by the first layer, which sees
-token and position alone. That the two tests of one layer's span suffice is DAGER's finding (Petrov et al., NeurIPS 2024).
+A prefix is one of the client's if what a deep layer reads at its last position lies in the span of
+that layer's gradient: causal models read nothing that comes later. Which tokens stand at a position
+at all is told by the first layer, which sees token and position alone. That the two tests of one
+layer's span suffice is DAGER's finding (Petrov et al., NeurIPS 2024).
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from unsum.separate.text.admitted import ROOMY, Admitted, reads_no_context
 from unsum.separate.text.network import Layer, read_by
 
 _NEAR = 4  # layers among which the judge of prefixes is chosen: about one block of a transformer
-_FEW_MORE = 2.0  # times the others' directions: one sequence of two tokens shows one in queries and two in values
+# times the others' directions: one sequence of two tokens shows one in queries and two in values
+_FEW_MORE = 2.0
 _TRIALS = 1 << 17  # prefixes worth trying for one more token
 _CHANCE = "More prefixes fit the gradient than it can hold: they can no longer be told from chance."
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
-_TOO_MANY = 4  # times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
+# times H: prefixes of the client span at most H dimensions, more are strangers that slipped in
+_TOO_MANY = 4
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Prefixes in the order of their length, each with its parent's index (−1 for single tokens) and how far outside the
+    """Prefixes in the order of their length, each with its parent's index (−1 for single tokens)
+    and how far outside the
 
     span it lies, in units of what noise explains.
     """
@@ -42,7 +46,8 @@ class Walk:
         return [i for i, parent in enumerate(self.parents) if parent == index]
 
     def at_most(self, number: int) -> Walk:
-        """The best `number` of the prefixes: independent ones cannot be more than the span has directions."""
+        """The best `number` of the prefixes: independent ones cannot be more than the span has
+        directions."""
         dropped: set[int] = set()
         endings = {i for i in range(len(self.prefixes)) if i not in set(self.parents)}
         while len(self.prefixes) - len(dropped) > number:
@@ -55,35 +60,54 @@ class Walk:
         kept = [i for i in range(len(self.prefixes)) if i not in dropped]
         place = {old: new for new, old in enumerate(kept)} | {-1: -1}
         parents = [place[self.parents[i]] for i in kept]
-        note = f"{len(dropped)} prefixes more than the gradient can hold were dropped, those that fitted worst."
+        note = (
+            f"{len(dropped)} prefixes more than the gradient can hold were dropped, those that "
+            "fitted worst."
+        )
         notes = [*self.notes, note] if dropped else self.notes
-        return Walk([self.prefixes[i] for i in kept], parents, [self.outside[i] for i in kept], notes)
+        return Walk(
+            [self.prefixes[i] for i in kept], parents, [self.outside[i] for i in kept], notes
+        )
 
 
 class Guide(NamedTuple):
-    """The two layers that admit prefixes: the first by token and position, the deep one by the whole prefix."""
+    """The two layers that admit prefixes: the first by token and position, the deep one by the
+    whole prefix."""
 
     first: Layer
     deep: Layer
 
 
 def choose_guide(model: nn.Module, layers: list[Layer]) -> Guide | None:
-    """Of the layers nearest to the text, that of most directions decides, and then where they stand out most; None where every
+    """Of the layers nearest to the text, that of most directions decides, and then where they stand
+    out most; None where every
 
-    span is full. Positions without a label still feed the attention of later ones, so early layers see most of them.
+    span is full. Positions without a label still feed the attention of later ones, so early layers
+    see most of them.
     """
     if not layers:
         return None
     # A square gradient does not tell its noise, and the first layers read no context.
     oblong = [layer for layer in layers[1:] if layer.gradient.shape[0] != layer.gradient.shape[1]]
     reading = (layer for layer in oblong or layers if not reads_no_context(model, layer))
-    near = list(itertools.islice((x for x in reading if not x.span.full and x.span.rank > 0), _NEAR))
-    # Noise would take nearly all of its directions. Who has few more than the others knows of tokens that these miss: the first
-    # query learns nothing.
+    near = list(
+        itertools.islice((x for x in reading if not x.span.full and x.span.rank > 0), _NEAR)
+    )
+    # Noise would take nearly all of its directions. Who has few more than the others knows of
+    # tokens that these miss: the first query learns nothing.
     most = max((layer.span.rank for layer in near), default=0)
-    square = (x for x in layers[1:] if x not in oblong and not reads_no_context(model, x) and x.span.rank > most)
-    near += [x for x in itertools.islice(square, 1) if not x.span.full and x.span.rank <= _FEW_MORE * most]
-    if not near and all(reads_no_context(model, layer) for layer in layers):  # a model without any context
+    square = (
+        x
+        for x in layers[1:]
+        if x not in oblong and not reads_no_context(model, x) and x.span.rank > most
+    )
+    near += [
+        x
+        for x in itertools.islice(square, 1)
+        if not x.span.full and x.span.rank <= _FEW_MORE * most
+    ]
+    # a model without any context
+    if not near and all(reads_no_context(model, layer) for layer in layers):
         near = [layer for layer in layers if not layer.span.full and layer.span.rank > 0]
     if not near:
         return None
@@ -92,7 +116,8 @@ def choose_guide(model: nn.Module, layers: list[Layer]) -> Guide | None:
 
 
 def _first(model: nn.Module, layers: list[Layer]) -> Layer:
-    """The layer that tells tokens: the first, or the one of most directions among those that read no context.
+    """The layer that tells tokens: the first, or the one of most directions among those that read
+    no context.
 
     Adapters (LoRA) are several such layers, and some of them are still without a gradient.
     """
@@ -122,7 +147,9 @@ def walk(model: nn.Module, guide: Guide, admitted: Admitted) -> Walk:
             break
         if len(trials) > max(_TRIALS, 16 * len(admitted.candidates)):
             return Walk([], [], [], [_CHANCE])
-        read = read_by(model, guide.deep.module, torch.tensor(trials, device=admitted.candidates.device), -1)
+        read = read_by(
+            model, guide.deep.module, torch.tensor(trials, device=admitted.candidates.device), -1
+        )
         distances = guide.deep.span.outside(read)
         admits = (distances < 1) & ~_says_nothing_new(read, before, len(here))
         first = len(prefixes)
@@ -142,8 +169,8 @@ def walk(model: nn.Module, guide: Guide, admitted: Admitted) -> Walk:
 def _says_nothing_new(read: Tensor, before: Tensor | None, tokens: int) -> Tensor:
     """Trials (stems · tokens, H) that read the same as their stems (stems, H), or nothing at all.
 
-    Without positions of its own a model reads a first token that is repeated as it reads it once, as often as one likes. A
-    padding token may have an embedding of zeros, which lies in every span.
+    Without positions of its own a model reads a first token that is repeated as it reads it once,
+    as often as one likes. A padding token may have an embedding of zeros, which lies in every span.
     """
     if before is None:
         sizes = read.norm(dim=1)

@@ -1,7 +1,8 @@
 """What every sequence, position and token of a batch sends, read off one backward pass.
 
-A sequence's share of a linear layer's gradient is Σᵢ δᵢ xᵢᵀ over its positions, so its norm is that of two small Gram matrices:
-‖Σ δᵢ xᵢᵀ‖² = Σᵢⱼ (δᵢ·δⱼ)(xᵢ·xⱼ). No gradient of a single sequence is formed.
+A sequence's share of a linear layer's gradient is Σᵢ δᵢ xᵢᵀ over its positions, so its norm is that
+of two small Gram matrices: ‖Σ δᵢ xᵢᵀ‖² = Σᵢⱼ (δᵢ·δⱼ)(xᵢ·xⱼ). No gradient of a single sequence is
+formed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from unsum.separate.text.recovered import Text, at_label_places
 
 
 class Watch:
-    """`parts` (n, tensors) is what each of n sequences adds to the tensors of linear layers; it need not be seen in others.
+    """`parts` (n, tensors) is what each of n sequences adds to the tensors of linear layers; it
+    need not be seen in others.
 
     `traces` (n, L) is what arrives at the embedding.
     """
 
-    def __init__(self, model: nn.Module, names: list[str], text: Text, embedding: nn.Embedding) -> None:
+    def __init__(
+        self, model: nn.Module, names: list[str], text: Text, embedding: nn.Embedding
+    ) -> None:
         self._model, self._names, self._text, self._embedding = model, names, text, embedding
         self._head = find_head(model)[1]
         self._rows, self._share = [0], 1.0
@@ -53,7 +57,9 @@ class Watch:
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """(M, H) what the head read at the positions with labels, and (M,) what each sent to it."""
-        features, sent = zip(*(self._at_head[row] for row in range(len(self._at_head))), strict=True)
+        features, sent = zip(
+            *(self._at_head[row] for row in range(len(self._at_head))), strict=True
+        )
         return torch.cat(features), torch.cat(sent)
 
     def _token(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
@@ -70,16 +76,22 @@ class Watch:
             self._calls[module] += 1
             X = by_sequence(inputs[0].detach(), len(self._rows))
             if output.requires_grad:
-                output.register_hook(lambda delta: self._arrived(module, columns, X, delta.reshape(*X.shape[:2], -1)))
+                output.register_hook(
+                    lambda delta: self._arrived(module, columns, X, delta.reshape(*X.shape[:2], -1))
+                )
 
         return called
 
-    def _arrived(self, module: nn.Module, columns: list[int | None], X: Tensor, delta: Tensor) -> None:
+    def _arrived(
+        self, module: nn.Module, columns: list[int | None], X: Tensor, delta: Tensor
+    ) -> None:
         weight, bias = columns
         again = self._calls[module] > 1  # a layer that is used twice: the two may cancel
         if weight is not None:
             square = ((delta @ delta.mT) * (X @ X.mT)).sum((1, 2))
-            self.parts[self._rows, weight] = 0.0 if again else self._share * square.clamp_min(0).sqrt()
+            self.parts[self._rows, weight] = (
+                0.0 if again else self._share * square.clamp_min(0).sqrt()
+            )
         if bias is not None:
             self.parts[self._rows, bias] = 0.0 if again else self._share * delta.sum(1).norm(dim=1)
         if module is self._head:

@@ -1,4 +1,5 @@
-"""Every sample's map out of two consecutive convolutions: `method` is the way in, `corner` finds the maps up to their mixing."""
+"""Every sample's map out of two consecutive convolutions: `method` is the way in, `corner` finds
+the maps up to their mixing."""
 
 from unsum.spans.maps.method import separate_maps
 

@@ -1,4 +1,5 @@
-"""The batch's maps up to their mixing: the pair of convolutions nearest to the logits whose gradients have room for them."""
+"""The batch's maps up to their mixing: the pair of convolutions nearest to the logits whose
+gradients have room for them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class _Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class MapBatch:
-    """A pair of convolutions with the batch's maps up to their mixing: what `first` read, and where what `second` read lies."""
+    """A pair of convolutions with the batch's maps up to their mixing: what `first` read, and where
+    what `second` read lies."""
 
     pair: ConvPair
     space: MapSpace
@@ -53,16 +55,20 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
         lacking = _lacking(model, update)
         if lacking:
             raise UnsumError(
-                f"The update lacks {' and '.join(map(repr, lacking))}, not sent or frozen: with it every sample's maps would be "
-                "read, but only convolutions whose gradients were sent can be; use 'exact' for the head alone."
+                f"The update lacks {' and '.join(map(repr, lacking))}, not sent or frozen: with it "
+                "every sample's maps would be read, but only convolutions whose gradients were "
+                "sent can be; use 'exact' for the head alone."
             )
         raise UnsumError(
-            "'spans' needs two consecutive dense layers, or two convolutions of stride 1 with an activation between them whose "
-            "gradients were sent; this model has neither; use 'exact' for the head alone."
+            "'spans' needs two consecutive dense layers, or two convolutions of stride 1 with an "
+            "activation between them whose gradients were sent; this model has neither; use "
+            "'exact' for the head alone."
         )
     full, counted = [], ""
     for pair in pairs:
-        if tail_above(model, pair.source) is None and not is_pooled_sum(model, pair, find_head(model)[0]):
+        if tail_above(model, pair.source) is None and not is_pooled_sum(
+            model, pair, find_head(model)[0]
+        ):
             continue
         here, above = (_spans(layer, device) for layer in (pair.first, pair.second))
         if here[0].full or above[0].full:
@@ -72,43 +78,59 @@ def read_batch(model: nn.Module, update: Update, device: torch.device) -> MapBat
             f"{layer.name!r} ({len(span[-1])} directions, {layer.conv.out_channels} channels)"
             for layer, span in ((pair.first, here), (pair.second, above))
         )
-        batch = next((batch for one in here for batch in [_batch(pair, one, above)] if batch is not None), None)
+        batch = next(
+            (batch for one in here for batch in [_batch(pair, one, above)] if batch is not None),
+            None,
+        )
         if batch is not None:
             return batch
     if not counted and not full:
         raise UnsumError(
-            "More than one path leads from the convolutions whose gradients were sent to the logits, so no sample can be "
-            "checked; use 'exact' for the head alone."
+            "More than one path leads from the convolutions whose gradients were sent to the "
+            "logits, so no sample can be checked; use 'exact' for the head alone."
         )
     if full:
         widest = max(layer.conv.out_channels for layer in full)
         raise UnsumError(
-            f"'spans' cannot tell the maps apart: the batch's places take all {widest} channels of the last convolutions; "
-            "smaller batches, or smaller pictures, are read. Gradient matching ('ig') remains."
+            f"'spans' cannot tell the maps apart: the batch's places take all {widest} channels of "
+            "the last convolutions; smaller batches, or smaller pictures, are read. Gradient "
+            "matching ('ig') remains."
         )
-    if any(isinstance(layer.norm, nn.InstanceNorm2d) for pair in pairs for layer in (pair.first, pair.second)):
+    if any(
+        isinstance(layer.norm, nn.InstanceNorm2d)
+        for pair in pairs
+        for layer in (pair.first, pair.second)
+    ):
         raise UnsumError(
-            "'spans' does not read maps before an InstanceNorm: what each sample sends through it sums to zero over its places, "
-            "so that gradients hold differences of its patches alone; use 'exact' for the head (this is no sign that nothing "
-            "leaks)."
+            "'spans' does not read maps before an InstanceNorm: what each sample sends through it "
+            "sums to zero over its places, so that gradients hold differences of its patches "
+            "alone; use 'exact' for the head (this is no sign that nothing leaks)."
         )
     raise UnsumError(
-        f"No maps were found in the gradients of {counted}: samples need a direction for each of their places, and noise, or "
-        "relus that are alike at several places, take some away; this is no sign that nothing leaks."
+        f"No maps were found in the gradients of {counted}: samples need a direction for each of "
+        "their places, and noise, or relus that are alike at several places, take some away; this "
+        "is no sign that nothing leaks."
     )
 
 
 def _lacking(model: nn.Module, update: Update) -> list[str]:
     """The gradients that the pair nearest to the logits would need besides what was sent."""
-    whole = replace(update, gradients={name: parameter.detach() for name, parameter in model.named_parameters()})
-    names = [f"{layer.name}.weight" for pair in find_pairs(model, whole)[:1] for layer in (pair.first, pair.second)]
+    whole = replace(
+        update, gradients={name: parameter.detach() for name, parameter in model.named_parameters()}
+    )
+    names = [
+        f"{layer.name}.weight"
+        for pair in find_pairs(model, whole)[:1]
+        for layer in (pair.first, pair.second)
+    ]
     return [name for name in names if name not in update.gradients]
 
 
 def _spans(layer: ConvLayer, device: torch.device) -> list[LayerSpan]:
-    """The row spaces that may be meant: with the directions above noise, and, first, with those above the widest gap, where one
-    stands out. Rounding is more than it should be on some devices, and BatchNorm's sums of ∂loss/∂z, which should be
-    zero, leave theirs along the mean patch: one direction that is weaker than all others, or as weak as the weakest."""
+    """The row spaces that may be meant: with the directions above noise, and, first, with those
+    above the widest gap, where one stands out. Rounding is more than it should be on some devices,
+    and BatchNorm's sums of ∂loss/∂z, which should be zero, leave theirs along the mean patch: one
+    direction that is weaker than all others, or as weak as the weakest."""
     span = LayerSpan.of(_Sent(layer.grad.detach().to(device).flatten(1), None))
     ratios = span.values[1:] / span.values[:-1].clamp_min(1e-300)
     if len(ratios) == 0:
@@ -117,7 +139,11 @@ def _spans(layer: ConvLayer, device: torch.device) -> list[LayerSpan]:
     at = int(ratios.argmin()) + 1
     if at > 1 and float(ratios[at - 1]) < _GAP:
         m, n = layer.grad.shape[0], layer.grad[0].numel()
-        noise = max(span.noise, float(span.values[at]) / (m**0.5 + n**0.5)) if len(span) - at > 1 else span.noise
+        noise = (
+            max(span.noise, float(span.values[at]) / (m**0.5 + n**0.5))
+            if len(span) - at > 1
+            else span.noise
+        )
         spans = [replace(span.first(at), noise=noise), span]
     if layer.batch_norm is not None and len(span) > 2:
         lone = span.first(len(span) - 1)
@@ -129,7 +155,10 @@ def _batch(pair: ConvPair, here: LayerSpan, above: list[LayerSpan]) -> MapBatch 
     space = _space(pair.first, here)
     if space is None:
         return None
-    lying = next((one for span in above for one in [_next(pair.second, span, space)] if one is not None), None)
+    lying = next(
+        (one for span in above for one in [_next(pair.second, span, space)] if one is not None),
+        None,
+    )
     return None if lying is None else MapBatch(pair, space, lying, len(here))
 
 
@@ -152,4 +181,5 @@ def _next(layer: ConvLayer, span: LayerSpan, below: MapSpace) -> Among | Places 
         return None
     if layer.batch_norm is not None and space.centered and not below.centered:
         return None
-    return Among.of(space.every)  # that of all patches is the same as that of their differences and the origin
+    # that of all patches is the same as that of their differences and the origin
+    return Among.of(space.every)

@@ -36,7 +36,8 @@ from unsum.spans.maps.twins import assumed, doubt_samples
 from unsum.spans.targets import LossReading, read_targets
 from unsum.update import Update
 
-_INDEPENDENT = 1e-9  # of G's largest singular value: rows whose smallest is below depend on each other
+# of G's largest singular value: rows whose smallest is below depend on each other
+_INDEPENDENT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class BottleneckAnswer:
         return math.isfinite(self.replay.unexplained)
 
 
-def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Tensor) -> BottleneckAnswer:
+def answer_bottleneck(
+    asked: Asked, batch: MapBatch, found: FoundMaps, maps: Tensor
+) -> BottleneckAnswer:
     """From maps (B, C, h, w) of the first convolution."""
     head, update, pair, train = asked.head, asked.update, batch.pair, batch.train
     read = found.condition.read(found.points)  # (B, C', P) by the second one
@@ -75,12 +78,22 @@ def answer_bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, maps: Ten
     written = rows @ second.conv.weight.detach().to(rows).flatten(1).T
     normed = Normed.of(written, norm, train=train)
     E = normed.sent(
-        delta, *(_grad(update, f"{second.norm_name}.{part}", rows, len(delta.T)) for part in ("weight", "bias"))
+        delta,
+        *(
+            _grad(update, f"{second.norm_name}.{part}", rows, len(delta.T))
+            for part in ("weight", "bias")
+        ),
     )
     above = read_above(normed, E, head, len(maps))
     features, errors = _features(head, above.G)
-    logits = features @ head.W.double().T if head.b is None else features @ head.W.double().T + head.b.double()
-    reading = read_targets(above.G, logits, asked.loss, asked.knowledge.loss == PLAIN, head.reduction)
+    logits = (
+        features @ head.W.double().T
+        if head.b is None
+        else features @ head.W.double().T + head.b.double()
+    )
+    reading = read_targets(
+        above.G, logits, asked.loss, asked.knowledge.loss == PLAIN, head.reduction
+    )
     sums = _PooledSum(head, pair, above, reading, features, train)
     out = sums.written(maps)
     played, passed = sums.play(maps, out)
@@ -129,13 +142,17 @@ def _features(head: Head, G: Tensor) -> tuple[Tensor, Tensor]:
         return features, torch.full_like(G[:, 0], torch.inf)
     for _ in range(2):  # rows err by their rounding, or by what G errs
         rows = (grad - G.T @ features).norm(dim=1) / H**0.5
-        unit = torch.maximum(unit_of(head.grad_W) * grad.norm(dim=1) / H**0.5, rows.median()).clamp_min(1e-300)
+        unit = torch.maximum(
+            unit_of(head.grad_W) * grad.norm(dim=1) / H**0.5, rows.median()
+        ).clamp_min(1e-300)
         Q, R = torch.linalg.qr((G / unit).T)
         right = grad / unit[:, None]
         features = torch.linalg.solve_triangular(R, Q.T @ right, upper=True)
     left = ((right - (G / unit).T @ features).square().sum() / ((len(grad) - B) * H)).sqrt()
     inverse = torch.linalg.solve_triangular(R, torch.eye(B).to(R), upper=True)
-    return features, inverse.norm(dim=1) * left.clamp_min(1.0) * H**0.5 / features.norm(dim=1).clamp_min(1e-300)
+    return features, inverse.norm(dim=1) * left.clamp_min(1.0) * H**0.5 / features.norm(
+        dim=1
+    ).clamp_min(1e-300)
 
 
 def _grad(update: Update, name: str, like: Tensor, size: int) -> Tensor:
@@ -161,8 +178,14 @@ class _PooledSum:
         gates = self.above.gates
         count, size = gates.sum(1), self.features.abs()
         size = size.clamp_min(1e-6 * float(size.mean())) * gates.shape[1] / count.clamp_min(1)
-        size = torch.where(count > 0, size, torch.inf)  # where all are off nothing tells how near they are
-        drawn = torch.randn(gates.shape, generator=torch.Generator().manual_seed(0)).to(size).abs().clamp_min(1e-6)
+        # where all are off nothing tells how near they are
+        size = torch.where(count > 0, size, torch.inf)
+        drawn = (
+            torch.randn(gates.shape, generator=torch.Generator().manual_seed(0))
+            .to(size)
+            .abs()
+            .clamp_min(1e-6)
+        )
         return torch.where(gates, 1, -1) * drawn * (torch.pi / 2) ** 0.5 * size[:, None]
 
     def written(self, maps: Tensor) -> Tensor:
@@ -182,13 +205,21 @@ class _PooledSum:
             gates = moved > 0
             features = self.features.to(maps) + (moved.relu() - sums.relu()).mean(1)
             W = self.head.W.to(maps)
-            logits = features @ W.T if self.head.b is None else features @ W.T + self.head.b.to(maps)
-            G = reading.loss.gradient(logits, reading.Y.to(maps)) * reading.weights.to(maps)[:, None]
+            logits = (
+                features @ W.T if self.head.b is None else features @ W.T + self.head.b.to(maps)
+            )
+            G = (
+                reading.loss.gradient(logits, reading.Y.to(maps))
+                * reading.weights.to(maps)[:, None]
+            )
             E = gates * (G @ W / gates.shape[1])[:, None]
             wanted = [*noted.parameters.values(), *noted.written]
             found = torch.autograd.grad(end, wanted, E.mT.contiguous().view(end.shape))
         played = dict(zip(noted.parameters, found, strict=False))
-        played[f"{self.head.name}.weight"], played[f"{self.head.name}.bias"] = G.T @ features, G.sum(0)
+        played[f"{self.head.name}.weight"], played[f"{self.head.name}.bias"] = (
+            G.T @ features,
+            G.sum(0),
+        )
         layers, deltas = (self.pair.first, self.pair.second), found[len(noted.parameters) :]
         passed = {
             layer.name: Passed.of(layer.conv, read, delta)
@@ -210,7 +241,9 @@ class Noted:
     written: list[Tensor] = field(default_factory=list)
 
 
-def played_layer(layer: ConvLayer, activation: Activation | None, x: Tensor, noted: Noted, *, train: bool) -> Tensor:
+def played_layer(
+    layer: ConvLayer, activation: Activation | None, x: Tensor, noted: Noted, *, train: bool
+) -> Tensor:
     """Convolution, BatchNorm and activation in the precision of x, with their parameters noted."""
     norm = layer.batch_norm
     assert norm is not None
@@ -219,13 +252,24 @@ def played_layer(layer: ConvLayer, activation: Activation | None, x: Tensor, not
         f"{layer.norm_name}.weight": norm.weight,
         f"{layer.norm_name}.bias": norm.bias,
     }
-    W, gamma, beta = (None if p is None else p.detach().to(x).requires_grad_() for p in held.values())
-    noted.parameters.update({name: p for name, p in zip(held, (W, gamma, beta), strict=True) if p is not None})
+    W, gamma, beta = (
+        None if p is None else p.detach().to(x).requires_grad_() for p in held.values()
+    )
+    noted.parameters.update(
+        {name: p for name, p in zip(held, (W, gamma, beta), strict=True) if p is not None}
+    )
     assert W is not None
-    z = F.conv2d(x, W, None if layer.conv.bias is None else layer.conv.bias.detach().to(x), padding=layer.conv.padding)
+    z = F.conv2d(
+        x,
+        W,
+        None if layer.conv.bias is None else layer.conv.bias.detach().to(x),
+        padding=layer.conv.padding,
+    )
     noted.read.append(x.detach())
     noted.written.append(z)
-    mean, variance = (None if train or b is None else b.to(x) for b in (norm.running_mean, norm.running_var))
+    mean, variance = (
+        None if train or b is None else b.to(x) for b in (norm.running_mean, norm.running_var)
+    )
     y = F.batch_norm(z, mean, variance, gamma, beta, training=train, eps=norm.eps)
     return y if activation is None else activation.function(y)
 
@@ -237,11 +281,14 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, seed: int) 
     doubts = [*doubt_reading(answer.reading, knowledge), *doubt_number(answer.reading, knowledge)]
     doubts += doubt_unexplained(replay, "samples")
     if explained and not doubts and not answer.missing:
-        doubts += doubt_samples(answer.sent, answer.reading.copies, knowledge, seed) or _doubt_beside(answer, knowledge)
+        doubts += doubt_samples(
+            answer.sent, answer.reading.copies, knowledge, seed
+        ) or _doubt_beside(answer, knowledge)
     if not bool(answer.errors.isfinite().all()):
         doubts.append(
-            f"The {len(answer.W)} classes of the head do not determine the features of so many samples: features and logits here "
-            "only explain its gradient, and may be far off; labels and maps do not need them."
+            f"The {len(answer.W)} classes of the head do not determine the features of so many "
+            "samples: features and logits here only explain its gradient, and may be far off; "
+            "labels and maps do not need them."
         )
     errors = MARGIN * answer.errors
     return grant(
@@ -252,7 +299,13 @@ def judge_bottleneck(answer: BottleneckAnswer, knowledge: Knowledge, seed: int) 
             missing=answer.missing,
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
-            counted=count(answer.features, answer.reading.labels, errors, knowledge, copies=answer.reading.copies),
+            counted=count(
+                answer.features,
+                answer.reading.labels,
+                errors,
+                knowledge,
+                copies=answer.reading.copies,
+            ),
         )
     )
 
@@ -268,7 +321,9 @@ def _doubt_beside(answer: BottleneckAnswer, knowledge: Knowledge) -> list[str]:
     reading, F_mean = answer.reading, answer.features
     d = drawn(F_mean, FALSE_ERROR, torch.Generator().manual_seed(1))
     moved = d @ answer.W.T
-    plus, minus = (reading.loss.gradient(answer.logits + sign * moved, reading.Y) for sign in (1, -1))
+    plus, minus = (
+        reading.loss.gradient(answer.logits + sign * moved, reading.Y) for sign in (1, -1)
+    )
     half = (plus - minus) / 2 * reading.weights[:, None]
     basis = orthonormal_rows(answer.above.G)
     shown = outside(half, basis).norm(dim=1) * d.norm(dim=1)
@@ -276,4 +331,8 @@ def _doubt_beside(answer: BottleneckAnswer, knowledge: Knowledge) -> list[str]:
     if each_is_one(knowledge, reading.copies):
         hidden &= False
     several = hidden.nonzero()[:, 0].tolist()
-    return [f"Sample {name_some(several)} may be several with equal maps: the head does not tell."] if several else []
+    return (
+        [f"Sample {name_some(several)} may be several with equal maps: the head does not tell."]
+        if several
+        else []
+    )

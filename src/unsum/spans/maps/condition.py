@@ -127,7 +127,8 @@ class MapCondition(NonlinearProblem):
     affine: Affine | None = None
     batch: BatchNormed | None = None
     norm: Callable[[Tensor], Tensor] | None = None
-    everywhere: MapCondition | None = None  # where not all places are looked at: statistics are of all
+    # where not all places are looked at: statistics are of all
+    everywhere: MapCondition | None = None
 
     @property
     def unknowns(self) -> int:
@@ -153,7 +154,11 @@ class MapCondition(NonlinearProblem):
 
     @cached_property
     def _constant(self) -> Tensor:
-        return self.c if self.affine is None else self.c * self.affine.scale[:, None] + self.affine.shift[:, None]
+        return (
+            self.c
+            if self.affine is None
+            else self.c * self.affine.scale[:, None] + self.affine.shift[:, None]
+        )
 
     def normed_by(self, s: Tensor) -> MapCondition:
         """With the statistics of these samples."""
@@ -176,7 +181,9 @@ class MapCondition(NonlinearProblem):
         """(S,) share of what the next convolution reads that lies outside its space."""
         a = self.space.core(self.read(s).flatten(1))
         size = a.norm(dim=1)
-        return torch.where(size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0)
+        return torch.where(
+            size > _DEAD, self.space.outside(a).norm(dim=1) / size.clamp_min(_DEAD), 1.0
+        )
 
     def linearize(self, s: Tensor) -> Normal:
         """The relative residual, whose squared norm is that of the misfit: with a residual e of

@@ -64,12 +64,19 @@ class Entrance:
         plain one."""
         model = asked.model
         norm = _fed_by(model, pair.source)
-        node = None if norm is None or not isinstance(module_at(model, norm), nn.BatchNorm2d) else _fed_by(model, norm)
+        node = (
+            None
+            if norm is None or not isinstance(module_at(model, norm), nn.BatchNorm2d)
+            else _fed_by(model, norm)
+        )
         layer = None if node is None else conv_layer(model, node, asked.update)
         source = None if node is None else read_by(model, node)
         if layer is None or source is None or not layer.placewise or not _adds(model, pair, source):
             return None
-        behind, rectified = Behind.of(layer, asked.update, asked.head.W.device, train=train), _is_relu(model, source)
+        behind, rectified = (
+            Behind.of(layer, asked.update, asked.head.W.device, train=train),
+            _is_relu(model, source),
+        )
         if behind is None or not _is_relu(model, pair.source) or (train and not rectified):
             return None  # without zeros nothing shows a channel's mean
         return cls(layer, behind, source, rectified)
@@ -116,10 +123,14 @@ class _Block:
             return None
         layers, head = (entrance.layer, pair.first, pair.second), asked.head
         tail = Tail.of(module, head, layers, asked.update, train=train)
-        end = next((gate for gate in tail.gates if gate.bias == f"{pair.second.norm_name}.bias"), None)
+        end = next(
+            (gate for gate in tail.gates if gate.bias == f"{pair.second.norm_name}.bias"), None
+        )
         if end is None:
             return None
-        return cls(asked, pair, entrance, tail, end, in_client_mode(beside.to(head.W.device), train=train))
+        return cls(
+            asked, pair, entrance, tail, end, in_client_mode(beside.to(head.W.device), train=train)
+        )
 
     def placed(self, rows: Tensor, written: Tensor) -> Tensor:
         """(B, C, h, w) the maps: with their zeros, and in train mode with their means and their
@@ -131,12 +142,16 @@ class _Block:
         if not self.entrance.behind.train:
             return maps.clamp_min(0) if self.entrance.rectified else maps
         maps = (maps - _lowest(maps)).clamp_min(0)
-        return maps * (common_factor(self.beside, self.asked.head, maps, written, self._guess(maps)) or 1.0)
+        return maps * (
+            common_factor(self.beside, self.asked.head, maps, written, self._guess(maps)) or 1.0
+        )
 
     def _guess(self, maps: Tensor) -> float:
         """The factor with which the convolution writes what the running statistics expect."""
         behind = self.entrance.behind
-        return float((behind.deviation / (as_rows(maps) @ behind.W.T).std(0).clamp_min(1e-300)).median())
+        return float(
+            (behind.deviation / (as_rows(maps) @ behind.W.T).std(0).clamp_min(1e-300)).median()
+        )
 
 
 def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> MapAnswer | None:
@@ -156,14 +171,24 @@ def enter(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> Map
             break
         normed, maps = read.normed, block.placed(read.rows, written)
         sizes = maps.flatten(1).norm(dim=1).clamp_min(1e-300)
-        stretch = (maps - maps.mean((0, 2, 3), keepdim=True)).norm() / read.rows.norm() if batch.train else 1.0
-        errors = stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes + _ROUNDED
-        moves = errors + (torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes)
+        stretch = (
+            (maps - maps.mean((0, 2, 3), keepdim=True)).norm() / read.rows.norm()
+            if batch.train
+            else 1.0
+        )
+        errors = (
+            stretch * read.deviations.unflatten(0, (len(maps), -1)).norm(dim=1) / sizes + _ROUNDED
+        )
+        moves = errors + (
+            torch.inf if best is None else (maps - best.maps).flatten(1).norm(dim=1) / sizes
+        )
         tail, reading, played = block.tail.settled(asked, maps, errors)
         least = math.inf if best is None else _WORTH * best.played.replay.unexplained
         if best is not None and not played.replay.unexplained < least:
             return replace(best, errors=torch.minimum(best.errors, moves))
-        best = MapAnswer(maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False)
+        best = MapAnswer(
+            maps, moves, found.hits, reading, played, tail, batch.missing, lengths_open=False
+        )
         if out_of_time("further rounds of what a block read"):
             break
         # What the pair read is known better than what its entrance read: so only what comes from
@@ -196,8 +221,13 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
     pair, grad_beta, train = block.pair, block.entrance.behind.grad_beta, batch.train
     maps = maps_of(batch, found, factor)
     errors = found.errors * factor / maps.flatten(1).norm(dim=1).clamp_min(1e-300)
-    delta = as_maps(sent_behind(pair.second, found.condition.read(found.points), train=train), maps.shape).contiguous()
-    level = maps.square().mean((1, 2, 3), keepdim=True).sqrt() * (_CLEAR * errors).clamp_min(FLOOR)[:, None, None, None]
+    delta = as_maps(
+        sent_behind(pair.second, found.condition.read(found.points), train=train), maps.shape
+    ).contiguous()
+    level = (
+        maps.square().mean((1, 2, 3), keepdim=True).sqrt()
+        * (_CLEAR * errors).clamp_min(FLOOR)[:, None, None, None]
+    )
     d = _sent_back(block, maps, delta, errors, behind=False)
     if train:  # one factor of the pair's own maps is open, too
         pin = scale_by(grad_beta, lambda _: d)
@@ -210,7 +240,9 @@ def _first(block: _Block, batch: MapBatch, found: FoundMaps, factor: float) -> _
     return _FirstRead(maps, confirmed(maps, d, grad_beta, level).positive, d, errors)
 
 
-def _sent_back(block: _Block, maps: Tensor, delta: Tensor, errors: Tensor, *, behind: bool) -> Tensor:
+def _sent_back(
+    block: _Block, maps: Tensor, delta: Tensor, errors: Tensor, *, behind: bool
+) -> Tensor:
     """∂loss/∂maps, from that at what the pair wrote, or `behind` its last norm; maps err by
     `errors` (B,).
 
@@ -224,7 +256,9 @@ def _sent_back(block: _Block, maps: Tensor, delta: Tensor, errors: Tensor, *, be
         before = played_layer(pair.first, None, leaf, noted, train=train)
         hidden = pair.activation.function(before)
         end = played_layer(pair.second, None, hidden, noted, train=train)
-        (sent,) = torch.autograd.grad(end if behind else noted.written[1], hidden, delta, retain_graph=True)
+        (sent,) = torch.autograd.grad(
+            end if behind else noted.written[1], hidden, delta, retain_graph=True
+        )
         values = before.detach()
         if grad_bias is not None and pair.activation.family == "relu":
             values = values + moved_over(values, sent, grad_bias, errors)
@@ -235,6 +269,10 @@ def _written(pair: ConvPair, maps: Tensor, *, train: bool) -> Tensor:
     """What the pair writes."""
     noted = Noted()
     played_layer(
-        pair.second, None, played_layer(pair.first, pair.activation, maps, noted, train=train), noted, train=train
+        pair.second,
+        None,
+        played_layer(pair.first, pair.activation, maps, noted, train=train),
+        noted,
+        train=train,
     )
     return noted.written[1]

@@ -1,7 +1,8 @@
 """What may be claimed about maps: the evidence, laid before `certify.claim`.
 
-The search used two convolutions' row spaces alone. So these are checks of their own: one loss must explain the gradients at the
-logits, and the maps, sent through everything above them again, must explain every tensor but for its rounding.
+The search used two convolutions' row spaces alone. So these are checks of their own: one loss must
+explain the gradients at the logits, and the maps, sent through everything above them again, must
+explain every tensor but for its rounding.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from unsum.spans.maps.twins import UNJUDGED, assumed, doubt_samples
 from unsum.spans.targets import LossReading
 
 _DRAWS = 4  # [directions] in which errors are sent. Chosen by: arbitrary budget.
-_NOISY = 3.0  # times the share of a tensor that noise leaves: maps erred by up to 1.3 times that share
+# times the share of a tensor that noise leaves: maps erred by up to 1.3 times that share
+_NOISY = 3.0
 
 
 @dataclass(frozen=True)
 class MapAnswer:
-    """Maps (B, C, h, w) with predicted relative errors (B,), what the head says about them, and what they leave."""
+    """Maps (B, C, h, w) with predicted relative errors (B,), what the head says about them, and
+    what they leave."""
 
     maps: Tensor
     errors: Tensor
@@ -60,19 +63,27 @@ def judge(answer: MapAnswer, knowledge: Knowledge, seed: int) -> Claim:
             missing=answer.missing,
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
-            counted=count(answer.maps, answer.reading.labels, answer.errors, knowledge, copies=answer.reading.copies),
+            counted=count(
+                answer.maps,
+                answer.reading.labels,
+                answer.errors,
+                knowledge,
+                copies=answer.reading.copies,
+            ),
         )
     )
 
 
 def at_least(errors: Tensor, unexplained: float) -> Tensor:
-    """Predicted errors where the client's noise, or its own rounding, is in the gradient: samples that leave so much of it
-    unexplained may err by a few times as much, whatever their equations say."""
+    """Predicted errors where the client's noise, or its own rounding, is in the gradient: samples
+    that leave so much of it unexplained may err by a few times as much, whatever their equations
+    say."""
     return errors.clamp_min(_NOISY * unexplained if unexplained == unexplained else torch.inf)
 
 
 def feature_errors(answer: MapAnswer, seed: int) -> Tensor:
-    """(B,) relative errors of the features, or of the maps where these are larger: changes of the maps are played."""
+    """(B,) relative errors of the features, or of the maps where these are larger: changes of the
+    maps are played."""
     generator = torch.Generator().manual_seed(seed + 1)
     maps, errors = answer.maps, answer.errors
     if not bool(errors.isfinite().all()):

@@ -1,11 +1,15 @@
-"""How long the maps are, where neither a bias nor BatchNorm tells: the head's gradient does, sample by sample.
+"""How long the maps are, where neither a bias nor BatchNorm tells: the head's gradient does, sample
+by sample.
 
-Without a bias in front of it, a relu, or a norm of single samples, gives the same condition for x and 2 x. Three cases:
+Without a bias in front of it, a relu, or a norm of single samples, gives the same condition for x
+and 2 x. Three cases:
 
-- Features change their direction with the length of x: a shortcut beside a norm. Rows of the head's ∇W are mixtures of all
-  features, whatever the labels are, so lengths are those for which no row leaves the features' span.
-- Features grow with x: no norm at all. Then ∇W tells h = a G of each sample, and G = softmax(a l + b) − y has one a that fits,
-  of three or more classes. Of two, every a has an h of this direction, and none is told.
+- Features change their direction with the length of x: a shortcut beside a norm. Rows of the head's
+  ∇W are mixtures of all features, whatever the labels are, so lengths are those for which no row
+  leaves the features' span.
+- Features grow with x: no norm at all. Then ∇W tells h = a G of each sample, and G = softmax(a l +
+  b) − y has one a that fits, of three or more classes. Of two, every a has an h of this direction,
+  and none is told.
 - Features do not depend on it: nothing above does, and no length is needed.
 """
 
@@ -25,18 +29,21 @@ from unsum.spans.maps.tail import Tail
 _STEP = 1e-4  # of a length: differences of features, in float64
 _SEEN = 1e-4  # relative change of the features below which they do not depend on a length
 _STEPS = 40  # of Gauss–Newton, or bisections
-_GRID, _RANGE = 401, 1e4  # lengths that are tried where features grow with them: from 1 / range to range
+# lengths that are tried where features grow with them: from 1 / range to range
+_GRID, _RANGE = 401, 1e4
 
 
 class MapLengths(NamedTuple):
-    """(B,) what each map is to be multiplied by; `told`: whether something told it, or features do not depend on it."""
+    """(B,) what each map is to be multiplied by; `told`: whether something told it, or features do
+    not depend on it."""
 
     factors: Tensor
     told: bool
 
 
 def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> MapLengths:
-    """MapLengths of maps (B, C, h, w) whose directions are known, for cross-entropy where features grow with them."""
+    """MapLengths of maps (B, C, h, w) whose directions are known, for cross-entropy where features
+    grow with them."""
     whole = head.grad_W.double()
 
     def features(factors: Tensor) -> Tensor:
@@ -47,7 +54,11 @@ def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> MapLengths:
         here, there = features(factors), features(factors * (1 + _STEP))
         return here, (there - here) / _STEP
 
-    ones = maps.new_ones(len(maps)) / maps.flatten(1).norm(dim=1) * maps.flatten(1).norm(dim=1).median()
+    ones = (
+        maps.new_ones(len(maps))
+        / maps.flatten(1).norm(dim=1)
+        * maps.flatten(1).norm(dim=1).median()
+    )
     here, change = slopes(ones)
     turn = change - here * ((change * here).sum(1) / here.square().sum(1))[:, None]
     size = here.norm(dim=1)
@@ -65,9 +76,11 @@ def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> MapLengths:
     return MapLengths(ones, told=not grows)
 
 
-def _by_span(slopes: Callable[[Tensor], tuple[Tensor, Tensor]], whole: Tensor, factors: Tensor) -> Tensor:
-    """MapLengths for which rows of ∇W (C, H) are mixtures of features: variable projection (Golub and Pereyra, 1973), by
-    Gauss–Newton with Kaufman's Jacobian and Levenberg's damping."""
+def _by_span(
+    slopes: Callable[[Tensor], tuple[Tensor, Tensor]], whole: Tensor, factors: Tensor
+) -> Tensor:
+    """MapLengths for which rows of ∇W (C, H) are mixtures of features: variable projection (Golub
+    and Pereyra, 1973), by Gauss–Newton with Kaufman's Jacobian and Levenberg's damping."""
 
     def left(F_: Tensor) -> Tensor:
         rows = orthonormal_rows(F_)
@@ -93,7 +106,8 @@ def _by_span(slopes: Callable[[Tensor], tuple[Tensor, Tensor]], whole: Tensor, f
 
 
 def _by_softmax(head: Head, features: Tensor, logits: Tensor) -> Tensor:
-    """Factors a (B,) with h = a · weight · (softmax(a l + b) − y), of features and logits l + b at a = 1."""
+    """Factors a (B,) with h = a · weight · (softmax(a l + b) − y), of features and logits l + b at
+    a = 1."""
     whole = head.grad_W.double()
     h = torch.linalg.lstsq(features.T, whole.T).solution  # (B, C)
     B, C = h.shape

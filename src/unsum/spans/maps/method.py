@@ -1,9 +1,14 @@
-"""Maps: every sample of a network that ends in convolutions, whatever the number of classes and the labels.
+"""Maps: every sample of a network that ends in convolutions, whatever the number of classes and the
+labels.
 
-1. The row space of a convolution's gradient gives the batch's maps up to their mixing (`corner`, `batch`).
-2. A mixture is a sample where what the next convolution reads lies among its own maps (`condition`, `solve`).
-3. In train mode BatchNorm's statistics are sent, or found in rounds; the factor they hide is told by the shortcut (`samples`).
-4. Everything above is played again: labels, loss, a last solve of the maps (`polish`), and what may be claimed (`judge`).
+1. The row space of a convolution's gradient gives the batch's maps up to their mixing (`corner`,
+    `batch`).
+2. A mixture is a sample where what the next convolution reads lies among its own maps (`condition`,
+    `solve`).
+3. In train mode BatchNorm's statistics are sent, or found in rounds; the factor they hide is told
+    by the shortcut (`samples`).
+4. Everything above is played again: labels, loss, a last solve of the maps (`polish`), and what may
+    be claimed (`judge`).
 """
 
 from __future__ import annotations
@@ -37,8 +42,11 @@ from unsum.spans.maps.twins import UNJUDGED
 from unsum.spans.targets import LossReading
 from unsum.update import Update
 
-_UNLIKE = 0.1  # of a gradient left unexplained, from where lengths that were tried are not the maps'
-_USELESS = 1.0  # predicted error from which what a block is said to have read tells nothing: maps above it may be right
+# of a gradient left unexplained, from where lengths that were tried are not the maps'
+_UNLIKE = 0.1
+# predicted error from which what a block is said to have read tells nothing: maps above it may be
+# right
+_USELESS = 1.0
 _POLISHES = 3  # last solves: each takes the error of δ down further
 
 
@@ -60,7 +68,10 @@ def separate_maps(
     batch = read_batch(model, update, head.W.device)
     found, factor = solve_batch(batch, model, head, update, seed, progress)
     if out_of_time("what the layers above the maps make of them"):
-        return _none(head, "Time was over before the layers above the maps were asked what these make of them.")
+        return _none(
+            head,
+            "Time was over before the layers above the maps were asked what these make of them.",
+        )
     if len(found) < batch.space.samples:
         return _part(asked, batch, found, factor)
     if tail_above(model, batch.pair.source) is None:
@@ -71,15 +82,17 @@ def separate_maps(
     if answer.lengths_open or (found.condition.homogeneous and unlike):
         return _none(
             head,
-            f"What adds no bias to {batch.pair.first.name!r} leaves the lengths of its maps open, and those that were found do "
-            "not send this gradient; this is no sign that nothing leaks, and 'exact' reads the head alone.",
+            f"What adds no bias to {batch.pair.first.name!r} leaves the lengths of its maps open, "
+            "and those that were found do not send this gradient; this is no sign that nothing "
+            "leaks, and 'exact' reads the head alone.",
         )
     inner = {batch.pair.first.name: answer.maps}
     return _said(head, Said.of(answer), claim, inner, _remarks(batch, factor, len(found)))
 
 
 def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor) -> Leak:
-    """With what the block itself read, where its gradients tell that; else features are the head's to tell."""
+    """With what the block itself read, where its gradients tell that; else features are the head's
+    to tell."""
     head, pair = asked.head, batch.pair
     entered = enter(asked, batch, found, factor.value)
     claim = None if entered is None else judge(entered, asked.knowledge, asked.seed)
@@ -87,7 +100,9 @@ def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor)
     if claim is None or not (claim.exact or out_of_time(UNJUDGED)):
         answer = answer_bottleneck(asked, batch, found, maps_of(batch, found, factor.value))
         beside = judge_bottleneck(answer, asked.knowledge, asked.seed)
-        if claim is None or (answer.readable and not claim.predicted_error < min(beside.predicted_error, _USELESS)):
+        if claim is None or (
+            answer.readable and not claim.predicted_error < min(beside.predicted_error, _USELESS)
+        ):
             claim, entered = beside, None
     if entered is not None:
         read = entered.played.read
@@ -97,11 +112,14 @@ def _bottleneck(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor)
     if not answer.readable:
         return _none(
             head,
-            f"What the convolution {pair.second.name!r} sends is not what pooling sends back, so neither labels nor "
-            "features were read; this is no sign that nothing leaks, and 'exact' reads the head alone.",
+            f"What the convolution {pair.second.name!r} sends is not what pooling sends back, so "
+            "neither labels nor features were read; this is no sign that nothing leaks, and "
+            "'exact' reads the head alone.",
         )
     said = Said(answer.reading, answer.features, answer.logits, answer.replay.unexplained)
-    return _said(head, said, claim, {pair.first.name: answer.maps}, _remarks(batch, factor, len(found)))
+    return _said(
+        head, said, claim, {pair.first.name: answer.maps}, _remarks(batch, factor, len(found))
+    )
 
 
 def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update) -> MapAnswer:
@@ -117,7 +135,8 @@ def answer_of(head: Head, knowledge: Knowledge, model: nn.Module, update: Update
 
 
 def _answered(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) -> MapAnswer:
-    """The samples with what the head says about them, after last solves given what the layers above send."""
+    """The samples with what the head says about them, after last solves given what the layers above
+    send."""
     head, pair = asked.head, batch.pair
     module = tail_above(asked.model, pair.source)
     assert module is not None
@@ -132,10 +151,19 @@ def _answered(asked: Asked, batch: MapBatch, found: FoundMaps, factor: float) ->
 
 
 def _polished(
-    asked: Asked, first: ConvLayer, tail: Tail, maps: Tensor, errors: Tensor | None, hits: Tensor, missing: int = 0
+    asked: Asked,
+    first: ConvLayer,
+    tail: Tail,
+    maps: Tensor,
+    errors: Tensor | None,
+    hits: Tensor,
+    missing: int = 0,
 ) -> MapAnswer:
-    """With what the head says; where no errors are given, they are what the convolution's own gradient says otherwise."""
-    tail, reading, played = tail.settled(asked, maps, maps.new_zeros(len(maps)) if errors is None else errors)
+    """With what the head says; where no errors are given, they are what the convolution's own
+    gradient says otherwise."""
+    tail, reading, played = tail.settled(
+        asked, maps, maps.new_zeros(len(maps)) if errors is None else errors
+    )
     grad = first.grad.to(maps.device)
     for _ in range(_POLISHES):
         moved, deviations = maps_given(played.sent[first.name], grad)
@@ -151,7 +179,8 @@ def _polished(
 
 
 def _by_places(asked: Asked) -> Leak | None:
-    """Samples of a network whose last convolutions have no overlap to use; None where these do not tell them."""
+    """Samples of a network whose last convolutions have no overlap to use; None where these do not
+    tell them."""
     head, model, update, seed = asked.head, asked.model, asked.update, asked.seed
     read = read_places(model, update, head.W.device, seed)
     module = None if read is None else tail_above(model, read.source)
@@ -161,7 +190,11 @@ def _by_places(asked: Asked) -> Leak | None:
     if read.layer.grad_shift is None or not is_placewise(tail, read.layer.conv.in_channels):
         return None
     known = asked.knowledge.known_batch_size
-    sizes = [known] if known is not None else [n for n in range(1, len(read.vectors) + 1) if len(read.vectors) % n == 0]
+    sizes = (
+        [known]
+        if known is not None
+        else [n for n in range(1, len(read.vectors) + 1) if len(read.vectors) % n == 0]
+    )
     best: MapAnswer | None = None
     for samples in sizes:
         maps = grouped(tail, read, samples)
@@ -174,14 +207,15 @@ def _by_places(asked: Asked) -> Leak | None:
         return None
     claim = judge(best, asked.knowledge, seed)
     note = (
-        f"{len(best.maps)} samples were read out of the {best.maps.shape[3]} places each of the 1×1 convolution "
-        f"{read.layer.name!r}; the order of the places is open."
+        f"{len(best.maps)} samples were read out of the {best.maps.shape[3]} places each of the "
+        f"1×1 convolution {read.layer.name!r}; the order of the places is open."
     )
     return _said(head, Said.of(best), claim, {}, [note])
 
 
 class Said(NamedTuple):
-    """Of every sample: what the head says, features and logits; and what all of them leave unexplained."""
+    """Of every sample: what the head says, features and logits; and what all of them leave
+    unexplained."""
 
     reading: LossReading
     features: Tensor
@@ -194,7 +228,9 @@ class Said(NamedTuple):
         return cls(answer.reading, played.features, played.logits, played.replay.unexplained)
 
 
-def _said(head: Head, said: Said, claim: Claim, inner: dict[str, Tensor], remarks: list[str]) -> Leak:
+def _said(
+    head: Head, said: Said, claim: Claim, inner: dict[str, Tensor], remarks: list[str]
+) -> Leak:
     """Every sample as often as it counts."""
     reading = said.reading
     copies, Y = reading.copies, reading.Y
@@ -227,29 +263,35 @@ def _remarks(batch: MapBatch, factor: Factor, samples: int) -> list[str]:
     norm = batch.pair.first.batch_norm
     if norm is not None and batch.train != norm.training:
         client, model = ("train", "eval") if batch.train else ("eval", "train")
-        notes.append(f"The client's BatchNorm was in {client} mode, though the model is in {model} mode.")
+        notes.append(
+            f"The client's BatchNorm was in {client} mode, though the model is in {model} mode."
+        )
     if not factor.told:
         notes.append(
-            "BatchNorm hides one factor that all maps have in common; features and logits do not depend on it."
+            "BatchNorm hides one factor that all maps have in common; features and logits do not "
+            "depend on it."
         )
     return notes
 
 
 def _part(asked: Asked, batch: MapBatch, found: FoundMaps, factor: Factor) -> Leak:
-    """Those samples of a batch that were told apart. Their labels and features stand on no check: the others are in all sums."""
+    """Those samples of a batch that were told apart. Their labels and features stand on no check:
+    the others are in all sums."""
     head, name, samples = asked.head, batch.pair.first.name, batch.space.samples
     found, module = found.fitting(), tail_above(asked.model, batch.pair.source)
     many = f"{len(found)} of {samples} samples were told apart among the maps of {name!r}"
     if len(found) == 0 or module is None:
         return _none(head, f"{many}. This is no sign that nothing leaks.")
-    tail = Tail.of(module, head, (batch.pair.first, batch.pair.second), asked.update, train=batch.train)
+    tail = Tail.of(
+        module, head, (batch.pair.first, batch.pair.second), asked.update, train=batch.train
+    )
     maps = maps_of(batch, found, factor.value)
     reading = asked.read_loss(*tail.forward(maps))
     reading = replace(reading, weights=torch.full_like(reading.weights, 1 / samples))
     played = tail.play(maps, reading.Y, reading.weights, reading.loss)
     claim = nothing(
-        f"{many}; {samples - len(found)} are missing, which is no sign that they do not leak. Labels and features of a part "
-        "are the likeliest ones and were not checked."
+        f"{many}; {samples - len(found)} are missing, which is no sign that they do not leak. "
+        "Labels and features of a part are the likeliest ones and were not checked."
     )
     said = Said(reading, played.features, played.logits, played.replay.unexplained)
     return _said(head, said, claim, {name: maps}, _remarks(batch, factor, len(maps)))
@@ -260,5 +302,12 @@ def _none(head: Head, why: str) -> Leak:
     C, H = head.W.shape
     empty = head.W.new_zeros(0, C, dtype=torch.float64)
     return Leak(
-        "spans", empty, empty, head.W.new_zeros(0, H), 1.0, claim.predicted_error, claim.exact, notes=claim.notes
+        "spans",
+        empty,
+        empty,
+        head.W.new_zeros(0, H),
+        1.0,
+        claim.predicted_error,
+        claim.exact,
+        notes=claim.notes,
     )

@@ -1,9 +1,12 @@
-"""Place by place: what a 1×1 convolution behind a relu read, where depthwise or grouped convolutions leave no overlap to use.
+"""Place by place: what a 1×1 convolution behind a relu read, where depthwise or grouped
+convolutions leave no overlap to use.
 
-The row space of ∇W holds what was read at every place of every photo, B · places vectors, and relu's zeros tell them (`zeros`).
-They come without order. What each one sent back orders them: where everything above works place by place and is averaged,
-δ = Jᵀ g, with g the gradient at the logits of its own sample and J known. So every vector tells a g, those with the same g are
-one sample's, and what they become has the sample's features as its mean. Which place a vector stood at stays open.
+The row space of ∇W holds what was read at every place of every photo, B · places vectors, and
+relu's zeros tell them (`zeros`). They come without order. What each one sent back orders them:
+where everything above works place by place and is averaged, δ = Jᵀ g, with g the gradient at the
+logits of its own sample and J known. So every vector tells a g, those with the same g are one
+sample's, and what they become has the sample's features as its mean. Which place a vector stood at
+stays open.
 """
 
 from __future__ import annotations
@@ -43,11 +46,19 @@ class _SentRows(NamedTuple):
     grad_b: Tensor | None
 
 
-def read_places(model: nn.Module, update: Update, device: torch.device, seed: int) -> PlaceVectors | None:
-    """Of the 1×1 convolution behind a relu that is nearest to the logits and has room for all places; None without one."""
+def read_places(
+    model: nn.Module, update: Update, device: torch.device, seed: int
+) -> PlaceVectors | None:
+    """Of the 1×1 convolution behind a relu that is nearest to the logits and has room for all
+    places; None without one."""
     for node in reversed(list(traced(model).nodes)):
         layer, source = conv_layer(model, node, update), node.args[0] if node.args else None
-        if layer is None or not layer.placewise or not isinstance(source, fx.Node) or not _rectified(model, source):
+        if (
+            layer is None
+            or not layer.placewise
+            or not isinstance(source, fx.Node)
+            or not _rectified(model, source)
+        ):
             continue
         span = LayerSpan.of(_SentRows(layer.grad.detach().to(device).flatten(1), None))
         if span.full or len(span) > _MOST:
@@ -66,7 +77,8 @@ def _rectified(model: nn.Module, node: fx.Node) -> bool:
 
 
 def _lengthened(layer: ConvLayer, span: LayerSpan, y: Tensor) -> Tensor:
-    """Vectors as long as they were: a bias, or BatchNorm's in eval mode, reads a 1 beside each of them."""
+    """Vectors as long as they were: a bias, or BatchNorm's in eval mode, reads a 1 beside each of
+    them."""
     if layer.grad_shift is None:
         return y
     reading = torch.linalg.solve(span.core, span.columns @ layer.grad_shift.to(span.columns))
@@ -86,7 +98,8 @@ def is_placewise(tail: Tail, channels: int) -> bool:
 
 
 def grouped(tail: Tail, found: PlaceVectors, samples: int) -> Tensor | None:
-    """(B, C, 1, places) vectors sample by sample; None where g do not fall into so many groups of one size."""
+    """(B, C, 1, places) vectors sample by sample; None where g do not fall into so many groups of
+    one size."""
     name, vectors = found.layer.name, found.vectors
     if len(vectors) % samples:
         return None
@@ -117,7 +130,10 @@ def _jacobian(tail: Tail, name: str, vectors: Tensor) -> Tensor:
     try:
         with torch.enable_grad():
             logits = tail.module(vectors[:, :, None, None])
-            columns = [torch.autograd.grad(one.sum(), written[-1], retain_graph=True)[0] for one in logits.T]
+            columns = [
+                torch.autograd.grad(one.sum(), written[-1], retain_graph=True)[0]
+                for one in logits.T
+            ]
     finally:
         hook.remove()
     return torch.stack([column.flatten(1) for column in columns], 2)

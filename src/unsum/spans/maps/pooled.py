@@ -1,9 +1,11 @@
-"""Bottlenecks: the pair's input does not lead to the logits alone, but what lies above is told by gradients that are known.
+"""Bottlenecks: the pair's input does not lead to the logits alone, but what lies above is told by
+gradients that are known.
 
-out = relu(r + x), features = mean over places of out, logits = head(features). The samples' maps y before the last convolution
-are known, so ∇W = δᵀ Y gives δ there, and BatchNorm's own gradients ∇β = Σ E and ∇γ = Σ E ẑ turn δ into E = ∂loss/∂r. Pooling
-says what E is: at every place g_c / places or, where relu is off, zero, with g = Wᵀ G. So gates and G are read off, for every
-sample by itself, and x is not needed. The features follow from the head's gradient, ∇W = Gᵀ F.
+out = relu(r + x), features = mean over places of out, logits = head(features). The samples' maps y
+before the last convolution are known, so ∇W = δᵀ Y gives δ there, and BatchNorm's own gradients ∇β
+= Σ E and ∇γ = Σ E ẑ turn δ into E = ∂loss/∂r. Pooling says what E is: at every place g_c / places
+or, where relu is off, zero, with g = Wᵀ G. So gates and G are read off, for every sample by itself,
+and x is not needed. The features follow from the head's gradient, ∇W = Gᵀ F.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _SHARE = 0.25  # of the places that must be on for a first look at a channel
 
 
 def is_pooled_sum(model: nn.Module, pair: ConvPair, head: str) -> bool:
-    """Whether relu(second's BatchNorm + something), averaged over all places, is what the head reads."""
+    """Whether relu(second's BatchNorm + something), averaged over all places, is what the head
+    reads."""
     node = next(iter(pair.above.users))
     if pair.first.batch_norm is None or pair.second.batch_norm is None or not pair.second.placewise:
         return False
@@ -46,7 +49,10 @@ def is_pooled_sum(model: nn.Module, pair: ConvPair, head: str) -> bool:
             return not wanted and node.target == head
         if wanted and wanted[0](node, module):
             wanted.pop(0)
-        elif not isinstance(module, nn.Flatten | nn.Dropout | nn.Identity) and node.target not in _PASS:
+        elif (
+            not isinstance(module, nn.Flatten | nn.Dropout | nn.Identity)
+            and node.target not in _PASS
+        ):
             return False
     return False
 
@@ -65,7 +71,8 @@ def _is_pool(node: fx.Node, module: nn.Module | None) -> bool:
 
 @dataclass(frozen=True)
 class Normed:
-    """BatchNorm of rows (N, C) that are known: ẑ, and γ / σ of every channel; `train`: with their own statistics."""
+    """BatchNorm of rows (N, C) that are known: ẑ, and γ / σ of every channel; `train`: with their
+    own statistics."""
 
     z: Tensor
     factor: Tensor
@@ -74,20 +81,26 @@ class Normed:
     @classmethod
     def of(cls, rows: Tensor, norm: nn.BatchNorm2d, *, train: bool) -> Normed:
         mean = rows.mean(0) if train or norm.running_mean is None else norm.running_mean.to(rows)
-        variance = (rows - mean).square().mean(0) if train or norm.running_var is None else norm.running_var.to(rows)
+        variance = (
+            (rows - mean).square().mean(0)
+            if train or norm.running_var is None
+            else norm.running_var.to(rows)
+        )
         inverse = (variance + norm.eps).rsqrt()
         gamma = torch.ones_like(inverse) if norm.weight is None else norm.weight.detach().to(rows)
         return cls((rows - mean) * inverse, gamma * inverse, train)
 
     def sent(self, delta: Tensor, grad_gamma: Tensor, grad_beta: Tensor) -> Tensor:
-        """E = ∂loss/∂(output), from δ = ∂loss/∂(input) (N, C); channels whose γ is 0 say nothing."""
+        """E = ∂loss/∂(output), from δ = ∂loss/∂(input) (N, C); channels whose γ is 0 say
+        nothing."""
         E = delta / torch.where(self.factor.abs() > 1e-12, self.factor, torch.inf)
         return E + (grad_beta + self.z * grad_gamma) / len(delta) if self.train else E
 
 
 @dataclass(frozen=True)
 class Above:
-    """What the pooled sum gives away: G (B, C) at the logits, and gates (B, P, channels) of the last relu."""
+    """What the pooled sum gives away: G (B, C) at the logits, and gates (B, P, channels) of the
+    last relu."""
 
     G: Tensor
     gates: Tensor

@@ -1,15 +1,19 @@
-"""What a 1×1 convolution read, place by place, out of its gradient: ∇W = Dᵀ X, one equation for every output channel.
+"""What a 1×1 convolution read, place by place, out of its gradient: ∇W = Dᵀ X, one equation for
+every output channel.
 
 In eval mode D = (γ/σ) d is known, and X follows at once. In train mode BatchNorm sends back
 
     D = (γ/σ) (d − ∇β/N − x̂ ∇γ/N),
 
-and two things in it are open: the deviation σ of every channel, and the normalized output x̂ where the relu behind it is off.
+and two things in it are open: the deviation σ of every channel, and the normalized output x̂ where
+the relu behind it is off.
 
-- Whatever X is, diag(σ/γ) ∇W must lie in the span of the columns of D·(σ/γ). These are linear equations in σ, many times more
-  than there are channels: σ is the vector that they leave, but for one factor that all channels share.
-- Where the relu is on, what it wrote tells x̂. Where it is off, x̂ is taken from X, in rounds: at first from the mean that it must
-  have there, since all x̂ of a channel add up to zero.
+- Whatever X is, diag(σ/γ) ∇W must lie in the span of the columns of D·(σ/γ). These are linear
+  equations in σ, many times more
+  than there are channels: σ is the vector that they leave, but for one factor that all channels
+      share.
+- Where the relu is on, what it wrote tells x̂. Where it is off, x̂ is taken from X, in rounds: at
+  first from the mean that it must have there, since all x̂ of a channel add up to zero.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ _SILENT = 1e-9  # of the loudest channel: those below send nothing
 _ALIVE = 1e-4  # of the median γ: channels below send rounding alone
 _WIDE = 1e-13  # of the largest eigenvalue: directions below are none
 _RIDGE = 1e-13  # of a diagonal of ones, for Cholesky to stand rounding
-_POWERS = 8  # of inverse iteration: the next eigenvalue is ten times larger, and a million times at the end
+# of inverse iteration: the next eigenvalue is ten times larger, and a million times at the end
+_POWERS = 8
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,22 @@ class Behind:
     deviation: Tensor  # running
 
     @classmethod
-    def of(cls, layer: ConvLayer, update: Update, device: torch.device, *, train: bool) -> Behind | None:
+    def of(
+        cls, layer: ConvLayer, update: Update, device: torch.device, *, train: bool
+    ) -> Behind | None:
         """None where a parameter, or a gradient, is missing."""
         norm = layer.batch_norm
         sent = (update.gradients.get(f"{layer.norm_name}.{part}") for part in ("weight", "bias"))
         if norm is None or norm.running_var is None or layer.conv.bias is not None:
             return None
-        held = (layer.conv.weight, layer.grad, norm.weight, norm.bias, *sent, (norm.running_var + norm.eps).sqrt())
+        held = (
+            layer.conv.weight,
+            layer.grad,
+            norm.weight,
+            norm.bias,
+            *sent,
+            (norm.running_var + norm.eps).sqrt(),
+        )
         whole = [part.detach().to(device).double() for part in held if part is not None]
         if len(whole) < len(held):
             return None
@@ -62,7 +76,8 @@ class Behind:
 
 @dataclass(frozen=True)
 class ReadRows:
-    """Rows (N, I), in train mode less their mean and but for one factor of all, with deviations (N,); and x̂ (N, O)."""
+    """Rows (N, I), in train mode less their mean and but for one factor of all, with deviations
+    (N,); and x̂ (N, O)."""
 
     rows: Tensor
     deviations: Tensor
@@ -70,25 +85,35 @@ class ReadRows:
 
 
 def where_on(written: Tensor, behind: Behind) -> tuple[Tensor, Tensor]:
-    """(x̂ (N, O), where it is sure): from what the relu wrote, where that is on; elsewhere the mean that is left for it."""
+    """(x̂ (N, O), where it is sure): from what the relu wrote, where that is on; elsewhere the mean
+    that is left for it."""
     on = written > 0
     x = (written - behind.beta) / torch.where(behind.gamma.abs() > 0, behind.gamma, torch.inf)
     return torch.where(on, x, -(x * on).sum(0) / (~on).sum(0).clamp_min(1)), on
 
 
 def read_rows(behind: Behind, d: Tensor, normed: Tensor, on: Tensor) -> ReadRows | None:
-    """From d (N, O) behind the BatchNorm and x̂ (N, O), which is sure where `on`; None where that does not determine them."""
+    """From d (N, O) behind the BatchNorm and x̂ (N, O), which is sure where `on`; None where that
+    does not determine them."""
     N, heard = len(d), d.norm(dim=0)
-    alive = (heard > _SILENT * heard.max()) & (behind.gamma.abs() > _ALIVE * behind.gamma.abs().median())
+    alive = (heard > _SILENT * heard.max()) & (
+        behind.gamma.abs() > _ALIVE * behind.gamma.abs().median()
+    )
     if int(alive.sum()) < N - int(behind.train) + SPARE:
         return None
     gamma, grad = behind.gamma[alive], behind.grad[alive]
     if not behind.train:
-        return ReadRows(*_RowEquations.of(d[:, alive] * (gamma / behind.deviation[alive])).solved(grad), normed)
+        return ReadRows(
+            *_RowEquations.of(d[:, alive] * (gamma / behind.deviation[alive])).solved(grad), normed
+        )
     d, x, on = d[:, alive], normed[:, alive], on[:, alive]
     basis = torch.linalg.svd(grad, full_matrices=False)[2][: N - 1]  # all rows lie there
     grad, W = grad @ basis.T, behind.W[alive] @ basis.T
-    centered, share, before = d - d.mean(0), behind.grad_gamma[alive] / N, torch.zeros_like(grad[:1])
+    centered, share, before = (
+        d - d.mean(0),
+        behind.grad_gamma[alive] / N,
+        torch.zeros_like(grad[:1]),
+    )
     for _ in range(_ROUNDS):
         equations = _RowEquations.of(centered - share * (x - x.mean(0)))
         sigma = equations.stretched(grad / gamma[:, None])
@@ -106,7 +131,8 @@ def read_rows(behind: Behind, d: Tensor, normed: Tensor, on: Tensor) -> ReadRows
 
 @dataclass(frozen=True)
 class _RowEquations:
-    """Dᵀ rows = something (O, I), every channel in units of its own size: M = D / size, and the eigenvectors of M Mᵀ."""
+    """Dᵀ rows = something (O, I), every channel in units of its own size: M = D / size, and the
+    eigenvectors of M Mᵀ."""
 
     M: Tensor  # (N, O)
     size: Tensor  # (O,)
@@ -131,9 +157,11 @@ class _RowEquations:
         return rows, (inverse.diagonal().clamp_min(0) * left).sqrt()
 
     def stretched(self, right: Tensor) -> Tensor:
-        """(O,) factors, but for a common one, with which diag(factors) right lies in the span of Dᵀ.
+        """(O,) factors, but for a common one, with which diag(factors) right lies in the span of
+        Dᵀ.
 
-        What of it lies outside is a quadratic form in the factors; inverse iteration finds the vector that it leaves smallest.
+        What of it lies outside is a quadratic form in the factors; inverse iteration finds the
+        vector that it leaves smallest.
         """
         span = self.M.T @ (self.vectors * self.values.rsqrt())  # (O, rank) orthonormal
         right = right / self.size[:, None]

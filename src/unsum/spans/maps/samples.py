@@ -17,7 +17,14 @@ from unsum.running.progress import Progress
 from unsum.spans.maps.batch import MapBatch
 from unsum.spans.maps.condition import MapCondition, convolved
 from unsum.spans.maps.scale import common_factor, least
-from unsum.spans.maps.solve import FoundMaps, last_rounds, narrowed, settled, solve_known, solve_rounds
+from unsum.spans.maps.solve import (
+    FoundMaps,
+    last_rounds,
+    narrowed,
+    settled,
+    solve_known,
+    solve_rounds,
+)
 from unsum.spans.maps.statistics import in_train_mode, running, sent
 from unsum.spans.maps.tail import in_client_mode
 from unsum.update import Update
@@ -41,7 +48,8 @@ def solve_batch(
     values = space.samples * space.sides[0] * space.sides[1]
     affine = sent(first, update, values, like) if batch.train else running(first, like)
     rounds = batch.train and affine is None
-    placed = space.origin is not None and (rounds or not batch.train)  # lengths are known, or the same for all
+    # lengths are known, or the same for all
+    placed = space.origin is not None and (rounds or not batch.train)
     maps = space.maps if placed else space.every
     padding = first.conv.padding
     assert isinstance(padding, tuple)
@@ -51,13 +59,21 @@ def solve_batch(
         c = convolved(space.origin[None], first.conv.weight, padding)[0]
     if first.conv.bias is not None and not rounds:
         c = c + first.conv.bias.detach().to(c)[:, None]
-    norm = None if first.batch_norm is not None or first.norm is None else _double(first.norm, space.sides, like)
-    condition = MapCondition(K, c, pair.activation, batch.next, affine, in_train_mode(first, like), norm)
+    norm = (
+        None
+        if first.batch_norm is not None or first.norm is None
+        else _double(first.norm, space.sides, like)
+    )
+    condition = MapCondition(
+        K, c, pair.activation, batch.next, affine, in_train_mode(first, like), norm
+    )
     if not rounds:
         found = solve_known(condition, space.samples, seed, progress)
         if len(found) == space.samples or not update.statistics.means:
             return found, Factor(1.0)
-        return solve_batch(batch, model, head, replace(update, statistics=BatchStatistics()), seed, progress)
+        return solve_batch(
+            batch, model, head, replace(update, statistics=BatchStatistics()), seed, progress
+        )
     assert condition.batch is not None
     hidden = replace(condition, batch=replace(condition.batch, eps=0.0))
     found = solve_rounds(hidden, space.samples, seed, progress)
@@ -95,7 +111,8 @@ def _by_eps(condition: MapCondition, found: FoundMaps, guess: float) -> tuple[Fo
     then nothing depends on it."""
     few = narrowed(condition, len(found), torch.Generator().manual_seed(0))
 
-    near = _with_factor(condition, found, guess).points  # eps moves samples more than a few rounds can follow
+    # eps moves samples more than a few rounds can follow
+    near = _with_factor(condition, found, guess).points
 
     def left(factor: float) -> float:
         return float(last_rounds(_at_factor(few, factor), near, _FEW)[0].misfit.norm())

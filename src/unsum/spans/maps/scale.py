@@ -1,6 +1,8 @@
-"""The one factor that BatchNorm in train mode hides: all maps of the batch may be so many times larger.
+"""The one factor that BatchNorm in train mode hides: all maps of the batch may be so many times
+larger.
 
-The shortcut does not go through BatchNorm, so the features know it: the rows of the head's gradient are mixtures of them.
+The shortcut does not go through BatchNorm, so the features know it: the rows of the head's gradient
+are mixtures of them.
 """
 
 from __future__ import annotations
@@ -14,13 +16,18 @@ from unsum.gradients import inputs_of
 from unsum.head import Head, orthonormal_rows
 from unsum.running.deadline import out_of_time
 
-_GRID, _COARSE, _RANGE = 61, 13, 1000.0  # factors that are tried, from a thousandth of the guess to a thousand times
-_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-7  # golden sections, and the exponent's interval that ends them
+# factors that are tried, from a thousandth of the guess to a thousand times
+_GRID, _COARSE, _RANGE = 61, 13, 1000.0
+# golden sections, and the exponent's interval that ends them
+_GOLDEN, _SECTIONS, _PRECISE = 0.6180339887, 48, 1e-7
 _OPEN = 1e-3  # relative change of the features below which the factor is not seen
 
 
-def common_factor(shortcut: fx.GraphModule, head: Head, maps: Tensor, written: Tensor, guess: float) -> float | None:
-    """The factor of maps (B, C, h, w), given what the second convolution writes; None where the features do not depend on it."""
+def common_factor(
+    shortcut: fx.GraphModule, head: Head, maps: Tensor, written: Tensor, guess: float
+) -> float | None:
+    """The factor of maps (B, C, h, w), given what the second convolution writes; None where the
+    features do not depend on it."""
 
     def features(factor: float) -> Tensor:
         with torch.no_grad(), inputs_of(shortcut.get_submodule(head.name)) as seen:
@@ -32,7 +39,9 @@ def common_factor(shortcut: fx.GraphModule, head: Head, maps: Tensor, written: T
 
     def outside(factor: float) -> float:
         F = features(factor)
-        rows = orthonormal_rows(F if head.grad_b is None else torch.cat([F, torch.ones_like(F[:, :1])], 1))
+        rows = orthonormal_rows(
+            F if head.grad_b is None else torch.cat([F, torch.ones_like(F[:, :1])], 1)
+        )
         return float((sent - (sent @ rows.T) @ rows).norm() / sent.norm())
 
     first, second = features(guess), features(1.5 * guess)
@@ -45,7 +54,10 @@ def common_factor(shortcut: fx.GraphModule, head: Head, maps: Tensor, written: T
 def least(function: Callable[[float], float], guess: float, grid: int = _COARSE) -> float:
     """The factor for which `function` is least: a grid around the guess, then golden sections."""
     width = 2 / (grid - 1)
-    best = min((-1 + i * width for i in range(grid)), key=lambda exponent: function(guess * _RANGE**exponent))
+    best = min(
+        (-1 + i * width for i in range(grid)),
+        key=lambda exponent: function(guess * _RANGE**exponent),
+    )
     low, high = best - width, best + width
     sides = [low + (high - low) * part for part in (1 - _GOLDEN, _GOLDEN)]
     values = [function(guess * _RANGE**side) for side in sides]

@@ -22,7 +22,8 @@ from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest, starts
 _START = Budget(steps=25, damping=0.1, refusals=5)
 # [steps] with the statistics of one round. Chosen by: arbitrary budget.
 _FIRST_ROUND, _ROUND, _STEP = (replace(_START, steps=steps) for steps in (3, 6, 1))
-_END = Budget(steps=4, damping=1e-6)  # from an end, with all equations. Chosen by: arbitrary budget.
+# from an end, with all equations. Chosen by: arbitrary budget.
+_END = Budget(steps=4, damping=1e-6)
 # [starts] for each sample, and of a round at least. Chosen by: arbitrary budget.
 _STARTS, _FEWEST = 4, 32
 # [equations] of a search, for each sample and at least; the last steps use all.
@@ -98,7 +99,10 @@ def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
         return found
     assert isinstance(condition.space, Among)
     other = sparsest(condition.space.rows, len(found), generator)
-    near = torch.cdist(F.normalize(condition.read(found.points).flatten(1)), F.normalize(other.y)) < _ALIKE
+    near = (
+        torch.cdist(F.normalize(condition.read(found.points).flatten(1)), F.normalize(other.y))
+        < _ALIKE
+    )
     return replace(found, hits=found.hits + (near * other.hits).sum(1))
 
 
@@ -112,14 +116,18 @@ def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Pro
     begun = begin(condition, samples, seed)
     if begun is None:
         return _rounds(condition, samples, seed, progress)
-    found = _from_begun(replace(condition, c=begun.sign * condition.c), begun, samples, seed, progress)
+    found = _from_begun(
+        replace(condition, c=begun.sign * condition.c), begun, samples, seed, progress
+    )
     if len(found) == samples and float(found.misfits.max()) < _NEVER:
         return found
     other = _rounds(condition, samples, seed, progress)
     return other if len(other) >= len(found) else found
 
 
-def _from_begun(condition: MapCondition, begun: BegunMaps, samples: int, seed: int, progress: Progress) -> FoundMaps:
+def _from_begun(
+    condition: MapCondition, begun: BegunMaps, samples: int, seed: int, progress: Progress
+) -> FoundMaps:
     """The samples that zeros told, or, where some are missing, all that fit the norm that these
     show."""
     hits = begun.hits
@@ -138,9 +146,14 @@ def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress
 
     Linear algebra does not tell the origin from its negative; the activation does.
     """
-    both = [_first_rounds(replace(condition, c=sign * condition.c), samples, seed) for sign in (1, -1)]
+    both = [
+        _first_rounds(replace(condition, c=sign * condition.c), samples, seed) for sign in (1, -1)
+    ]
     sign = 1 if float(both[0][0].misfit.median()) < float(both[1][0].misfit.median()) else -1
-    (ends, few), condition = both[0] if sign > 0 else both[1], replace(condition, c=sign * condition.c)
+    (ends, few), condition = (
+        both[0] if sign > 0 else both[1],
+        replace(condition, c=sign * condition.c),
+    )
     generator = torch.Generator().manual_seed(seed + 1)
     chosen, before = ends.s, ends.s
     for _ in range(_ROUNDS):
@@ -257,7 +270,9 @@ def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) 
         )
     places = min(P, max(4, -(-wanted // len(condition.space.beyond))))
     some = torch.randperm(P, generator=generator)[:places].to(condition.c.device)
-    return replace(condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition)
+    return replace(
+        condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition
+    )
 
 
 def _roots(ends: Descent) -> Tensor:
@@ -272,7 +287,11 @@ def _starts(condition: MapCondition, number: int, generator: torch.Generator) ->
     size = (condition.written(s) - condition.c).square().mean((1, 2)).sqrt()
     wanted = float(condition.c.square().mean().sqrt())
     if wanted == 0:
-        wanted = 1.0 if condition.affine is None else float(condition.affine.scale.abs().reciprocal().median())
+        wanted = (
+            1.0
+            if condition.affine is None
+            else float(condition.affine.scale.abs().reciprocal().median())
+        )
     stretch = torch.exp(0.5 * torch.randn(number, generator=generator, dtype=torch.float64)).to(s)
     return s * (wanted * stretch / size.clamp_min(1e-300))[:, None]
 
@@ -280,4 +299,7 @@ def _starts(condition: MapCondition, number: int, generator: torch.Generator) ->
 def _spread(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:
     """Mixtures of length 1."""
     k = condition.unknowns
-    return torch.randn(number, k, generator=generator, dtype=torch.float64).to(condition.c) / max(k, 1) ** 0.5
+    return (
+        torch.randn(number, k, generator=generator, dtype=torch.float64).to(condition.c)
+        / max(k, 1) ** 0.5
+    )

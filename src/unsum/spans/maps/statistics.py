@@ -1,4 +1,5 @@
-"""What BatchNorm did to the client's maps: with running statistics, or with the batch's, where they were sent."""
+"""What BatchNorm did to the client's maps: with running statistics, or with the batch's, where they
+were sent."""
 
 from __future__ import annotations
 

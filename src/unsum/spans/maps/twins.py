@@ -1,4 +1,5 @@
-"""Doubts about single samples: who is drowned by what is left of a gradient, and who may be several that look like one."""
+"""Doubts about single samples: who is drowned by what is left of a gradient, and who may be several
+that look like one."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def doubt_samples(
 ) -> list[str]:
     """Samples that are drowned by what is left, or may be several that look like one."""
     if out_of_time(UNJUDGED):
-        return ["Time was over before it was known whether a sample may be several that look like one."]
+        return [
+            "Time was over before it was known whether a sample may be several that look like one."
+        ]
     drowned = doubt_drowned(sent.contributions())
     if drowned:
         return drowned
@@ -31,8 +34,14 @@ def doubt_samples(
     if several:
         return several
     if knowledge.known_batch_size is None:
-        # Beside a sample, a twin of 1e-4 of its weight sends less than rounding: only the number of samples tells of it.
-        return ["A sample that weighs next to nothing may be missing beside these; say the batch size if it is known."]
+        # Beside a sample, a twin of 1e-4 of its weight sends less than rounding: only the number of
+        # samples tells of it.
+        return [
+            (
+                "A sample that weighs next to nothing may be missing beside these; say the batch "
+                "size if it is known."
+            )
+        ]
     return []
 
 

@@ -1,10 +1,13 @@
-"""Relu leaves zeros: samples are the sparsest maps of the next convolution's space, whatever the norm before it did.
+"""Relu leaves zeros: samples are the sparsest maps of the next convolution's space, whatever the
+norm before it did.
 
-About half of what relu writes is zero, and a mixture of samples has fewer zeros than each of them. So y = t Ŷ with the most zeros
-is a sample. Reweighted least squares finds it (Chartrand and Yin, 2008): each step is an eigenvector of a B × B matrix.
+About half of what relu writes is zero, and a mixture of samples has fewer zeros than each of them.
+So y = t Ŷ with the most zeros is a sample. Reweighted least squares finds it (Chartrand and Yin,
+2008): each step is an eigenvector of a B × B matrix.
 
-Where y is not zero, norms of channels are linear: u y = z(x) + v with u, v of each channel and z the convolution of x. So all
-samples that were found tell u and x together, as the one null vector of a linear problem; differences of places do without v.
+Where y is not zero, norms of channels are linear: u y = z(x) + v with u, v of each channel and z
+the convolution of x. So all samples that were found tell u and x together, as the one null vector
+of a linear problem; differences of places do without v.
 """
 
 from __future__ import annotations
@@ -24,20 +27,24 @@ _SHRINK, _FINEST = (
 _BELOW = 4.0  # weight of entries below zero, in units of those of a tenth of the root mean square
 _ENTRIES, _EACH = 4096, 128  # that are looked at, at least, and for each unknown
 _STARTS, _ROUNDS = 3, 6  # starts for each sample in a round
-_SAME = 1e-2  # distance of directions within which two ends are one: neighboring places may differ by a few percent
+# distance of directions within which two ends are one: neighboring places may differ by a few
+# percent
+_SAME = 1e-2
 _ON = 5e-2  # of the root mean square: entries that surely are not zero
 _CHUNK = 1 << 24  # entries of all weighted spaces together that are held at a time: 128 MB
 
 
 class SparseMaps(NamedTuple):
-    """Directions y (R, E) of what the second convolution read, and how many starts came to each (R,)."""
+    """Directions y (R, E) of what the second convolution read, and how many starts came to each
+    (R,)."""
 
     y: Tensor
     hits: Tensor
 
 
 class BegunMaps(NamedTuple):
-    """Samples s (R, k) to begin with, the sign of the origin, and the norm that they show, up to a factor."""
+    """Samples s (R, k) to begin with, the sign of the origin, and the norm that they show, up to a
+    factor."""
 
     s: Tensor
     sign: int
@@ -46,9 +53,14 @@ class BegunMaps(NamedTuple):
 
 
 def begin(condition: MapCondition, samples: int, seed: int) -> BegunMaps | None:
-    """Samples of a batch whose norm is not known; None where relu does not follow, or too few show."""
+    """Samples of a batch whose norm is not known; None where relu does not follow, or too few
+    show."""
     space = condition.space
-    if not has_zeros(condition, samples) or condition.norm is not None or not isinstance(space, Among):
+    if (
+        not has_zeros(condition, samples)
+        or condition.norm is not None
+        or not isinstance(space, Among)
+    ):
         return None
     found = sparsest(space.rows, samples, torch.Generator().manual_seed(seed))
     if len(found.y) < 2:
@@ -57,17 +69,23 @@ def begin(condition: MapCondition, samples: int, seed: int) -> BegunMaps | None:
 
 
 def starts(condition: MapCondition, samples: int, generator: torch.Generator) -> Tensor:
-    """(R, k) samples that zeros show; their lengths are told by the norm, which is known, where they are on."""
+    """(R, k) samples that zeros show; their lengths are told by the norm, which is known, where
+    they are on."""
     space, affine = condition.space, condition.affine
     assert isinstance(space, Among)
     slopes, constant = condition.K, condition.c
     if affine is not None:
-        slopes, constant = slopes * affine.scale[:, None], constant * affine.scale[:, None] + affine.shift[:, None]
+        slopes, constant = (
+            slopes * affine.scale[:, None],
+            constant * affine.scale[:, None] + affine.shift[:, None],
+        )
     found = []
     for y in sparsest(space.rows, samples, generator).y:
         on = (y > _ON * y.square().mean().sqrt()).to(y)
         columns = torch.cat([slopes.flatten(1), -y[None]]) * on  # s K + c = length · y
-        found.append(torch.linalg.lstsq(columns.T, -(constant.flatten() * on)[:, None]).solution[:-1, 0])
+        found.append(
+            torch.linalg.lstsq(columns.T, -(constant.flatten() * on)[:, None]).solution[:-1, 0]
+        )
     return torch.stack(found)
 
 
@@ -82,11 +100,15 @@ def has_zeros(condition: MapCondition, samples: int) -> bool:
 def sparsest(rows: Tensor, samples: int, generator: torch.Generator) -> SparseMaps:
     """The sparsest non-negative mixtures of orthonormal rows (B, E), at most so many as samples."""
     E = rows.shape[1]
-    some = torch.randperm(E, generator=generator)[: max(_ENTRIES, _EACH * len(rows))].to(rows.device)
+    some = torch.randperm(E, generator=generator)[: max(_ENTRIES, _EACH * len(rows))].to(
+        rows.device
+    )
     seen = rows[:, some].contiguous()
     t, hits = rows.new_zeros(0, len(rows)), rows.new_zeros(0, dtype=torch.long)
     for _ in range(_ROUNDS):
-        drawn = torch.randint(seen.shape[1], (_STARTS * samples,), generator=generator).to(rows.device)
+        drawn = torch.randint(seen.shape[1], (_STARTS * samples,), generator=generator).to(
+            rows.device
+        )
         start = seen[:, drawn].T
         known = t if len(t) < samples else t[hits > 1]
         if len(known):  # what those that were found do not have
@@ -169,6 +191,8 @@ def _linear(condition: MapCondition, found: SparseMaps) -> BegunMaps | None:
     lengths = T[:, :1].abs().clamp_min(1e-300)
     s = T[:, 1:] / lengths
     written = torch.tensordot(s, condition.K, 1) + sign * condition.c
-    shift = ((y * u[:, None] / lengths[:, :, None] - written) * on).sum((0, 2)) / on.sum((0, 2)).clamp_min(1)
+    shift = ((y * u[:, None] / lengths[:, :, None] - written) * on).sum((0, 2)) / on.sum(
+        (0, 2)
+    ).clamp_min(1)
     scale = torch.where(u.abs() > 0, u.reciprocal(), 0.0)
     return BegunMaps(s, sign, Affine(scale, shift * scale), found.hits)

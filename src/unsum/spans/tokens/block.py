@@ -1,8 +1,11 @@
-"""The first block of a transformer, found in the order of its calls and checked by doing what it does.
+"""The first block of a transformer, found in the order of its calls and checked by doing what it
+does.
 
-    z = norm(u)        w = u + out(attention(q(z), k(z), v(z)))        y = w + second(act(first(norm₂(w))))        norm′(y) …
+    z = norm(u)        w = u + out(attention(q(z), k(z), v(z)))
+    y = w + second(act(first(norm₂(w))))        norm′(y) …
 
-What does not compute this (norms behind the sums, scaled or parallel branches, norms of q and k) is not such a block.
+What does not compute this (norms behind the sums, scaled or parallel branches, norms of q and k) is
+not such a block.
 """
 
 from __future__ import annotations
@@ -42,7 +45,12 @@ class Map:
     @classmethod
     def of(cls, name: str, module: nn.Linear) -> Map:
         bias = None if module.bias is None else f"{name}.bias"
-        return cls(module.weight.detach(), None if bias is None else module.bias.detach(), f"{name}.weight", bias)
+        return cls(
+            module.weight.detach(),
+            None if bias is None else module.bias.detach(),
+            f"{name}.weight",
+            bias,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.W.to(x), None if self.b is None else self.b.to(x))
@@ -83,11 +91,18 @@ def read_block(calls: list[Call], attention: int, norm: Call) -> FirstBlock | No
     if isinstance(module, nn.MultiheadAttention):
         if module.in_proj_weight is None or module.bias_k is not None:
             return None
-        qkv, heads = (module.in_proj_weight.detach(), _detached(module.in_proj_bias)), module.num_heads
+        qkv, heads = (
+            (module.in_proj_weight.detach(), _detached(module.in_proj_bias)),
+            module.num_heads,
+        )
         out = Map.of(f"{calls[attention].name}.out_proj", module.out_proj)
         rest = rest[1:]
     else:
-        readers = [call for call in rest if isinstance(call.module, nn.Linear) and call.read is norm.written]
+        readers = [
+            call
+            for call in rest
+            if isinstance(call.module, nn.Linear) and call.read is norm.written
+        ]
         found = _joined(readers)
         parent = _heads(readers[0].owner) if readers else None
         rest = [call for call in rest if call not in readers]
@@ -116,7 +131,9 @@ def _with_mlp(
     assert isinstance(next_norm, nn.LayerNorm)
     maps = Map.of(rest[1].name, first), Map.of(rest[2].name, second)
     readers = _readers(rest[4:], rest[3])
-    block = FirstBlock(norm.module, qkv, heads, out, second_norm, *maps, activation, next_norm, readers)
+    block = FirstBlock(
+        norm.module, qkv, heads, out, second_norm, *maps, activation, next_norm, readers
+    )
     u, w, y = (_tokens(call.read) for call in (norm, rest[0], rest[3]))
     same = _close(w, u + block.out(block.attended(_tokens(norm.written))))
     return block if same and _close(y, w + _tokens(rest[2].written)) else None
@@ -146,7 +163,8 @@ def _joined(readers: list[Call]) -> tuple[Tensor, Tensor | None] | None:
     if any(part.out_features != part.in_features for part in parts):
         return None
     biases = [
-        torch.zeros(part.out_features).to(part.weight) if part.bias is None else part.bias.detach() for part in parts
+        torch.zeros(part.out_features).to(part.weight) if part.bias is None else part.bias.detach()
+        for part in parts
     ]
     return torch.cat([part.weight.detach() for part in parts]), torch.cat(biases)
 
@@ -164,7 +182,10 @@ def _readers(calls: list[Call], norm: Call) -> tuple[str, ...]:
     for call in calls:
         if call.read is not norm.written:
             continue
-        if isinstance(call.module, nn.MultiheadAttention) and call.module.in_proj_weight is not None:
+        if (
+            isinstance(call.module, nn.MultiheadAttention)
+            and call.module.in_proj_weight is not None
+        ):
             names.append(f"{call.name}.in_proj_weight")
         elif isinstance(call.module, nn.Linear):
             names.append(f"{call.name}.weight")

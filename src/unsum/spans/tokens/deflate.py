@@ -16,14 +16,18 @@ from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import left_behind
 from unsum.spans.roots import Condition
 
-_ALONE = 100.0  # times as much outside as the solution: what the next best one leaves at least, in squares
+# times as much outside as the solution: what the next best one leaves at least, in squares
+_ALONE = 100.0
 
 _AT_ONCE = 16  # tokens whose equations are held at a time
-_LOWEST, _TURNS = 4, 6  # vectors and turns of inverse iteration: the solution stands out by squares of rounding
+# vectors and turns of inverse iteration: the solution stands out by squares of rounding
+_LOWEST, _TURNS = 4, 6
 _KNOWN = 10.0  # times the median error of those found: who is known less well stays
 
 
-def taken_out(whole: Condition, W2: Tensor, found: FoundPoints, *, everyone: bool) -> Condition | None:
+def taken_out(
+    whole: Condition, W2: Tensor, found: FoundPoints, *, everyone: bool
+) -> Condition | None:
     """The condition for the tokens that are missing; None where δ₂ of none that was found is told,
     or nothing is left.
 
@@ -48,7 +52,9 @@ def taken_out(whole: Condition, W2: Tensor, found: FoundPoints, *, everyone: boo
     return Condition.of(whole.step, here, following)
 
 
-def _sent(here: LayerSpan, following: LayerSpan, through: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+def _sent(
+    here: LayerSpan, following: LayerSpan, through: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor]:
     """((R, d) δ₂ of every token, of length 1; (R,) whether it is the only one that fits), for
     slopes (R, m)."""
     U = here.columns
@@ -68,8 +74,12 @@ def _lowest(squares: Tensor) -> tuple[Tensor, Tensor]:
     R, N, _ = squares.shape
     diagonal = squares.diagonal(dim1=1, dim2=2)
     least = torch.finfo(squares.dtype).eps * diagonal.sum(1)
-    factor = torch.linalg.cholesky_ex(squares + torch.diag_embed((8 * least)[:, None].expand_as(diagonal)))[0]
-    start = torch.randn(N, min(_LOWEST, N), generator=torch.Generator().manual_seed(0), dtype=squares.dtype)
+    factor = torch.linalg.cholesky_ex(
+        squares + torch.diag_embed((8 * least)[:, None].expand_as(diagonal))
+    )[0]
+    start = torch.randn(
+        N, min(_LOWEST, N), generator=torch.Generator().manual_seed(0), dtype=squares.dtype
+    )
     vectors = start.to(squares).expand(R, -1, -1)
     for _ in range(_TURNS):
         vectors = torch.linalg.qr(torch.cholesky_solve(vectors, factor).nan_to_num())[0]
@@ -80,5 +90,7 @@ def _lowest(squares: Tensor) -> tuple[Tensor, Tensor]:
 def _weights(span: LayerSpan, read: Tensor, sent: Tensor) -> Tensor:
     """(R,) aᵀ ∇W⁺ δ, which is 1 for what was sent."""
     read = torch.cat([read, torch.ones_like(read[:, :1])], 1) if span.has_bias else read
-    weights: Tensor = ((read @ span.rows.T) * torch.linalg.solve(span.core, (sent @ span.columns.T).T).T).sum(1)
+    weights: Tensor = (
+        (read @ span.rows.T) * torch.linalg.solve(span.core, (sent @ span.columns.T).T).T
+    ).sum(1)
     return weights

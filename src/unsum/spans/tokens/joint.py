@@ -55,7 +55,14 @@ class _MLP(NonlinearProblem):
             units.append(rounding_of(grad))
             whole = grad if bias is None else torch.cat([grad, bias[:, None]], 1)
             sent.append(whole.to(like) / units[-1])
-        return cls(sent[0], sent[1], (units[0], units[1]), block.first.W.to(like), block.second.W.to(like), block)
+        return cls(
+            sent[0],
+            sent[1],
+            (units[0], units[1]),
+            block.first.W.to(like),
+            block.second.W.to(like),
+            block,
+        )
 
     def with_ones(self, rows: Tensor, gradient: Tensor, one: float = 1.0) -> Tensor:
         biased = gradient.shape[1] > rows.shape[1]
@@ -116,7 +123,10 @@ class _Here:
         mlp, (u1, u2) = self.mlp, self.mlp.units
         dH = v[0] @ mlp.W1.T
         dD1 = (v[1] @ mlp.W2) * self.slope + self.bend * dH
-        dZ, dA = mlp.with_ones(v[0], mlp.G1, 0.0) / u1, mlp.with_ones(self.slope * dH, mlp.G2, 0.0) / u2
+        dZ, dA = (
+            mlp.with_ones(v[0], mlp.G1, 0.0) / u1,
+            mlp.with_ones(self.slope * dH, mlp.G2, 0.0) / u2,
+        )
         return dD1.T @ self.Z + self.D1.T @ dZ, v[1].T @ self.A + self.D.T @ dA
 
     def pulled(self, rest: Pair) -> Pair:
@@ -153,7 +163,9 @@ class _Here:
             _TOLERANCE,
             _INNER,
             metric=each(lambda i, part: self.grams[i] @ part),
-            precondition=lambda _: each(lambda i, part: torch.cholesky_solve(part, self.factors[i])),
+            precondition=lambda _: each(
+                lambda i, part: torch.cholesky_solve(part, self.factors[i])
+            ),
         )
 
 

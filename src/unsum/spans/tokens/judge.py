@@ -1,8 +1,9 @@
 """What may be claimed about pictures: the evidence, laid before `certify.claim`.
 
-The solve used two or three tensors. So these are checks of their own: one loss must explain the gradients at the logits, and the
-pictures, sent through the whole network again, must explain every other tensor but for its rounding. A mixture of two pictures
-fails there: it is no picture whose gradient was sent.
+The solve used two or three tensors. So these are checks of their own: one loss must explain the
+gradients at the logits, and the pictures, sent through the whole network again, must explain every
+other tensor but for its rounding. A mixture of two pictures fails there: it is no picture whose
+gradient was sent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _DRAWS = 2
 
 @dataclass(frozen=True)
 class PictureAnswer:
-    """Pictures (B, c, h, w) with predicted relative errors (B,), what the head says about them, and what they leave."""
+    """Pictures (B, c, h, w) with predicted relative errors (B,), what the head says about them, and
+    what they leave."""
 
     pictures: Tensor
     rows: Tensor  # (B, N, n) their patches
@@ -38,7 +40,8 @@ class PictureAnswer:
     played: PlayedPictures
     player: Player
     used: tuple[str, ...]  # tensors that the solve used
-    scale: float | None  # of the gradient, compared with the mean over the pictures; None where nothing tells
+    # of the gradient, compared with the mean over the pictures; None where nothing tells
+    scale: float | None
 
 
 def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
@@ -54,7 +57,9 @@ def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
     errors = MARGIN * answer.errors
     if explained and not doubts:
         doubts += doubt_invisible(replay.shows().any(1), "Picture")
-        doubts += doubt_missing(replay, len(answer.pictures), knowledge.known_batch_size, answer.scale)
+        doubts += doubt_missing(
+            replay, len(answer.pictures), knowledge.known_batch_size, answer.scale
+        )
         doubts += _doubt_twins(answer, knowledge, seed)
         errors = _worst_errors(answer, seed) * errors
     return grant(
@@ -65,14 +70,19 @@ def judge(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> Claim:
             doubts=doubts,
             assumed=assumed(answer.reading.loss.name, knowledge),
             counted=count(
-                answer.pictures, answer.reading.labels, answer.errors, knowledge, copies=answer.reading.copies
+                answer.pictures,
+                answer.reading.labels,
+                answer.errors,
+                knowledge,
+                copies=answer.reading.copies,
             ),
         )
     )
 
 
 def _worst_errors(answer: PictureAnswer, seed: int) -> Tensor:
-    """(B,) how much larger features' relative errors are than pictures', where they are: changes of pictures are played."""
+    """(B,) how much larger features' relative errors are than pictures', where they are: changes of
+    pictures are played."""
     generator, player = torch.Generator().manual_seed(seed + 1), answer.player.coarse()
     return amplification(lambda x: player.forward(x)[0], answer.pictures.float(), _DRAWS, generator)
 
@@ -92,6 +102,12 @@ def _doubt_twins(answer: PictureAnswer, knowledge: Knowledge, seed: int) -> list
     differ = "that differ by a hundredth"
     several = doubt_several(hidden, knowledge, reading.copies, differ, "Picture")
     if not several and knowledge.known_batch_size is None:
-        # A twin of 4e-5 of its weight was missing beside a picture: it sends less than rounding, and only the number tells of it.
-        return ["A picture that weighs next to nothing may be missing beside these; say the batch size if it is known."]
+        # A twin of 4e-5 of its weight was missing beside a picture: it sends less than rounding,
+        # and only the number tells of it.
+        return [
+            (
+                "A picture that weighs next to nothing may be missing beside these; say the batch "
+                "size if it is known."
+            )
+        ]
     return several

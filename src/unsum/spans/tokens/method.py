@@ -1,4 +1,5 @@
-"""The separator for vision transformers: pictures out of the patch layer's gradient, certified by the whole network's."""
+"""The separator for vision transformers: pictures out of the patch layer's gradient, certified by
+the whole network's."""
 
 from __future__ import annotations
 
@@ -28,15 +29,23 @@ from unsum.spans.tokens.solve import Solved, by_positions, by_spans, deviations
 from unsum.spans.tokens.unwind import by_tokens
 from unsum.update import Update
 
-_NEAR = 1e4  # times what rounding explains of a tensor, a tenth of it: steps from farther away lead nowhere
-_NEARLY = 0.05  # of a label or a weight: what is this near to the usual is tried as if it were the usual
+# times what rounding explains of a tensor, a tenth of it: steps from farther away lead nowhere
+_NEAR = 1e4
+# of a label or a weight: what is this near to the usual is tried as if it were the usual
+_NEARLY = 0.05
 _POLISHES = 6  # Gauss–Newton steps: crowded batches need them all
 
 
 @SEPARATORS.register(
     "tokens",
-    summary="a vision transformer's picture out of its patch layer's gradient, certified by the whole network's (unsum)",
-    needs="a vision transformer's first layers; one picture of fewer patches than channels, or half as many tokens in all",
+    summary=(
+        "a vision transformer's picture out of its patch layer's gradient, certified by the whole "
+        "network's (unsum)"
+    ),
+    needs=(
+        "a vision transformer's first layers; one picture of fewer patches than channels, or half "
+        "as many tokens in all"
+    ),
 )
 def read_tokens(
     head: Head,
@@ -48,7 +57,8 @@ def read_tokens(
     progress: Progress = SILENT,
     loss: Loss | None = None,
 ) -> Leak:
-    """The pictures by one linear solve; labels, loss and scale from the head, given what it reads of them."""
+    """The pictures by one linear solve; labels, loss and scale from the head, given what it reads
+    of them."""
     assert model is not None
     assert update is not None
     if update.training is not None and update.training.several_steps:
@@ -71,14 +81,16 @@ def read_tokens(
 def _check_heard(head: Head, network: PatchNetwork, update: Update) -> None:
     if not bool(head.W.any()):
         raise UnsumError(
-            "The head's weights are all zero, as torchvision builds them, so nothing below it gets a gradient in this round; "
-            "after one step it does."
+            "The head's weights are all zero, as torchvision builds them, so nothing below it gets "
+            "a gradient in this round; after one step it does."
         )
-    first = [name for name in (f"{network.name}.weight", *_readers(network)) if name in update.gradients]
+    first = [
+        name for name in (f"{network.name}.weight", *_readers(network)) if name in update.gradients
+    ]
     if not first:
         raise UnsumError(
-            "The update lacks the gradients of the patches and of the first attention: frozen layers say nothing; 'exact' reads "
-            "the head."
+            "The update lacks the gradients of the patches and of the first attention: frozen "
+            "layers say nothing; 'exact' reads the head."
         )
 
 
@@ -87,9 +99,15 @@ def _readers(network: PatchNetwork) -> tuple[str, ...]:
 
 
 def _samples(head: Head, network: PatchNetwork, knowledge: Knowledge, update: Update) -> int:
-    """How many pictures: as was said; else as many as the head's gradient has directions, or the first MLP's for its tokens."""
+    """How many pictures: as was said; else as many as the head's gradient has directions, or the
+    first MLP's for its tokens."""
     rank, known, block = observe(head, None).rank, knowledge.known_batch_size, network.block
-    if known is not None or rank <= 1 or block is None or block.second.weight not in update.gradients:
+    if (
+        known is not None
+        or rank <= 1
+        or block is None
+        or block.second.weight not in update.gradients
+    ):
         return known or max(rank, 1)
     return max(rank, round(directions(block, update, head.W.device) / network.tokens))
 
@@ -106,7 +124,8 @@ def answered(
     *,
     polish: bool = True,
 ) -> PictureAnswer:
-    """The pictures with what the head says about them, moved until the whole gradient fits where it does not."""
+    """The pictures with what the head says about them, moved until the whole gradient fits where it
+    does not."""
     answer = _played(head, knowledge, player, network, update, solved, loss)
     for _ in range(_POLISHES if polish else 0):
         far = (
@@ -119,7 +138,9 @@ def answered(
         delta, replay = answer.played.delta, answer.played.replay
         moved = polished(network, player, batch, answer.rows, spread, delta, replay)
         error = max(solved.error, float((moved - answer.rows).norm() / moved.norm()))
-        again = _played(head, knowledge, player, network, update, replace(solved, X=moved, error=error), loss)
+        again = _played(
+            head, knowledge, player, network, update, replace(solved, X=moved, error=error), loss
+        )
         if not again.played.replay.excess < answer.played.replay.excess:
             break
         answer = again
@@ -127,8 +148,9 @@ def answered(
 
 
 def _usual(answer: PictureAnswer) -> PictureBatch:
-    """The pictures with whole labels of equal weight, where cross-entropy is all but that: pictures that are not yet known well
-    make labels soft, and soft labels make up for what they are off. What comes of it is read anew."""
+    """The pictures with whole labels of equal weight, where cross-entropy is all but that: pictures
+    that are not yet known well make labels soft, and soft labels make up for what they are off.
+    What comes of it is read anew."""
     reading = answer.reading
     Y, weights = reading.Y, reading.weights
     whole = torch.zeros_like(Y).scatter_(1, Y.argmax(1, keepdim=True), 1.0)
@@ -171,9 +193,17 @@ def _played(
     return PictureAnswer(pictures, solved.X, errors, reading, played, player, solved.used, scale)
 
 
-def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledge, seed: int) -> Leak:
+def _leak(
+    head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledge, seed: int
+) -> Leak:
     if not bool(answer.played.logits.isfinite().all()):
-        return _none(head, "The patches that were read are no numbers the network can take; this is no sign of safety.")
+        return _none(
+            head,
+            (
+                "The patches that were read are no numbers the network can take; this is no sign "
+                "of safety."
+            ),
+        )
     claim = judge(answer, knowledge, seed)
     reading = answer.reading
     alpha = float(reading.weights.mean())
@@ -200,16 +230,28 @@ def _leak(head: Head, answer: PictureAnswer, solved: Solved, knowledge: Knowledg
 def _remark(solved: Solved) -> str:
     patches = solved.X.shape[0] * solved.X.shape[1]
     ways = {
-        "position embedding": "the position embedding's gradient is what every patch sent, so one linear solve gives them",
-        "spans": "the rows that the first attention's gradients span hold every token, so one linear solve gives them",
-        "tokens": "the first MLP tells the batch's tokens apart, attention whose they are, and linear solves lead down to them",
+        "position embedding": (
+            "the position embedding's gradient is what every patch sent, so one linear solve gives "
+            "them"
+        ),
+        "spans": (
+            "the rows that the first attention's gradients span hold every token, so one linear "
+            "solve gives them"
+        ),
+        "tokens": (
+            "the first MLP tells the batch's tokens apart, attention whose they are, and linear "
+            "solves lead down to them"
+        ),
     }
     gaps = (
         f" {solved.missing} more were not told apart, and are the mean of their picture's others."
         if solved.missing
         else ""
     )
-    read = f"{patches - solved.missing} patches were read out of the patch layer's gradient: {ways[solved.way]}."
+    read = (
+        f"{patches - solved.missing} patches were read out of the patch layer's gradient: "
+        f"{ways[solved.way]}."
+    )
     return read + gaps
 
 
@@ -218,5 +260,12 @@ def _none(head: Head, why: str) -> Leak:
     C, H = head.W.shape
     empty = head.W.new_zeros(0, C, dtype=torch.float64)
     return Leak(
-        "tokens", empty, empty, head.W.new_zeros(0, H), 1.0, claim.predicted_error, claim.exact, notes=claim.notes
+        "tokens",
+        empty,
+        empty,
+        head.W.new_zeros(0, H),
+        1.0,
+        claim.predicted_error,
+        claim.exact,
+        notes=claim.notes,
     )

@@ -1,8 +1,10 @@
-"""What a vision transformer does before its first attention, found by trying: nothing is known by its name.
+"""What a vision transformer does before its first attention, found by trying: nothing is known by
+its name.
 
-The first layer reads patches that do not overlap: u_p = E x_p + e. Fixed vectors are added (positions) and put beside them
-(class, register and distillation tokens), perhaps with a norm on the way; a norm and the first attention's linear maps follow.
-Each step is a function of one token, so passes with other values in the place of u tell what it is.
+The first layer reads patches that do not overlap: u_p = E x_p + e. Fixed vectors are added
+(positions) and put beside them (class, register and distillation tokens), perhaps with a norm on
+the way; a norm and the first attention's linear maps follow. Each step is a function of one token,
+so passes with other values in the place of u tell what it is.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True)
 class PixelLayout:
-    """Which entry of which patch is which pixel: rows.flatten() = scale · picture.flatten()[pixels] + shift."""
+    """Which entry of which patch is which pixel: rows.flatten() = scale · picture.flatten()[pixels]
+    + shift."""
 
     shape: tuple[int, ...]  # of a picture
     pixels: Tensor  # (N · n,)
@@ -52,9 +55,11 @@ class PixelLayout:
 
 @dataclass(frozen=True)
 class FirstNorms:
-    """From u (N, d) to what the first attention reads: norm(w), with w = u + offset, or w = inner(u + offset) + after.
+    """From u (N, d) to what the first attention reads: norm(w), with w = u + offset, or w = inner(u
+    + offset) + after.
 
-    `offset` and `after` are (N, d). `readers` are the weights, by the parameters' names, that multiply norm(w).
+    `offset` and `after` are (N, d). `readers` are the weights, by the parameters' names, that
+    multiply norm(w).
     """
 
     norm: nn.LayerNorm
@@ -66,7 +71,8 @@ class FirstNorms:
 
 @dataclass(frozen=True)
 class PatchNetwork:
-    """The layer `name` that reads N patches of n numbers, as (d, n) `weight` and bias, among T tokens."""
+    """The layer `name` that reads N patches of n numbers, as (d, n) `weight` and bias, among T
+    tokens."""
 
     name: str
     weight: Tensor
@@ -74,10 +80,12 @@ class PatchNetwork:
     layout: PixelLayout
     count: int  # N
     tokens: int  # T
-    positions: str | None  # the parameter whose gradient is the sum over the batch of ∂loss/∂u, token by token
+    # the parameter whose gradient is the sum over the batch of ∂loss/∂u, token by token
+    positions: str | None
     rows: Tensor  # (N,) which of its rows belong to the patches
     first: FirstNorms | None
-    beside: Tensor  # (T − N, d) the tokens that are no patches, as the first block's norm reads them
+    # (T − N, d) the tokens that are no patches, as the first block's norm reads them
+    beside: Tensor
     block: FirstBlock | None
 
     @property
@@ -91,10 +99,14 @@ def find_patches(model: nn.Module) -> PatchNetwork:
     shape = picture_shape(model, None)
     with in_eval_mode(model), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
-        calls = _calls(model, torch.rand(1, *shape, generator=generator).to(next(model.parameters())))
+        calls = _calls(
+            model, torch.rand(1, *shape, generator=generator).to(next(model.parameters()))
+        )
         if not calls or calls[0].module is not layer:
             raise _no_transformer("the layer that cuts patches is not the first one")
-        changed = next((f"{call.name!r} {why}" for call in calls if (why := departure(call.module))), None)
+        changed = next(
+            (f"{call.name!r} {why}" for call in calls if (why := departure(call.module))), None
+        )
         if changed:
             raise _no_transformer(changed)
         layout = _layout(model, layer, shape)
@@ -103,17 +115,24 @@ def find_patches(model: nn.Module) -> PatchNetwork:
         N = u[0].numel() // _width(layer)
         norm_call = _last_norm(calls, attention)
         probe = _Probe(model, layer, u, norm_call.module)
-        T = norm_call.read.shape[-2] if norm_call.read.ndim == 3 else norm_call.read[0].numel() // _width(layer)
+        T = (
+            norm_call.read.shape[-2]
+            if norm_call.read.ndim == 3
+            else norm_call.read[0].numel() // _width(layer)
+        )
         norms = _norms(probe, calls, attention, norm_call, N)
         block = read_block(calls, attention, norm_call)
     positions, rows = _positions(model, probe, N, T)
     weight = layer.weight.detach().flatten(1)
     beside = norm_call.read.reshape(-1, _width(layer))[: T - N]
-    return PatchNetwork(name, weight, layer.bias, layout, N, T, positions, rows, norms, beside, block)
+    return PatchNetwork(
+        name, weight, layer.bias, layout, N, T, positions, rows, norms, beside, block
+    )
 
 
 def is_patched(model: nn.Module) -> bool:
-    """Whether the model begins as a vision transformer does, as far as can be seen without a pass."""
+    """Whether the model begins as a vision transformer does, as far as can be seen without a
+    pass."""
     attentions = (nn.MultiheadAttention, nn.LayerNorm)
     if not any(isinstance(module, attentions) for module in model.modules()):
         return False
@@ -124,15 +143,24 @@ def is_patched(model: nn.Module) -> bool:
 
 
 def _no_transformer(why: str) -> UnsumError:
-    return UnsumError(f"'tokens' reads vision transformers, and this model is none it knows: {why}; use 'exact'.")
+    return UnsumError(
+        f"'tokens' reads vision transformers, and this model is none it knows: {why}; use 'exact'."
+    )
 
 
 def _patch_layer(model: nn.Module) -> tuple[str, nn.Conv2d | nn.Linear]:
-    """The first convolution, of patches that touch and do not overlap; or the first dense layer, where there is none."""
+    """The first convolution, of patches that touch and do not overlap; or the first dense layer,
+    where there is none."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
-            if module.kernel_size != module.stride or set(module.padding) != {0} or module.groups != 1:
-                raise _no_transformer(f"the first convolution, {name!r}, reads patches that overlap")
+            if (
+                module.kernel_size != module.stride
+                or set(module.padding) != {0}
+                or module.groups != 1
+            ):
+                raise _no_transformer(
+                    f"the first convolution, {name!r}, reads patches that overlap"
+                )
             return name, module
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -153,12 +181,15 @@ def _hooked(hooks: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 
 
 def _calls(model: nn.Module, images: Tensor) -> list[Call]:
-    """Layers, norms and attentions in the order in which they are called, down to the first attention's own layers."""
+    """Layers, norms and attentions in the order in which they are called, down to the first
+    attention's own layers."""
     names = {module: name for name, module in model.named_modules()}
     kinds = (nn.Conv2d, nn.Linear, nn.LayerNorm, nn.MultiheadAttention)
     calls: list[Call] = []
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    def note(
+        module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any
+    ) -> None:
         read = inputs[0] if inputs else next(iter(named.values()))
         owner = model.get_submodule(names[module].rpartition(".")[0])
         calls.append(Call(names[module], module, read, output, owner))
@@ -175,7 +206,8 @@ def _calls(model: nn.Module, images: Tensor) -> list[Call]:
 
 
 def _first_attention(calls: list[Call], layer: nn.Module) -> int:
-    """The first call after the patches of an attention, or of a linear map of tokens; a norm must have come before it."""
+    """The first call after the patches of an attention, or of a linear map of tokens; a norm must
+    have come before it."""
     normed = False
     for number, call in enumerate(calls[1:], start=1):
         if isinstance(call.module, nn.Conv2d):
@@ -189,13 +221,18 @@ def _first_attention(calls: list[Call], layer: nn.Module) -> int:
 
 
 def _last_norm(calls: list[Call], attention: int) -> Call:
-    return next(call for call in reversed(calls[:attention]) if isinstance(call.module, nn.LayerNorm))
+    return next(
+        call for call in reversed(calls[:attention]) if isinstance(call.module, nn.LayerNorm)
+    )
 
 
 class _Probe:
-    """Passes with chosen values in the place of what the patch layer writes, up to the norm before the first attention."""
+    """Passes with chosen values in the place of what the patch layer writes, up to the norm before
+    the first attention."""
 
-    def __init__(self, model: nn.Module, layer: nn.Conv2d | nn.Linear, like: Tensor, norm: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, layer: nn.Conv2d | nn.Linear, like: Tensor, norm: nn.Module
+    ) -> None:
         self.model, self.layer, self.like, self.norm = model, layer, like, norm
         self.is_map = isinstance(layer, nn.Conv2d)
         self.images = torch.zeros(1, *picture_shape(model, None)).to(like)
@@ -206,7 +243,9 @@ class _Probe:
         seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         wanted = norms or (self.norm,)
 
-        def keep(module: nn.Module, inputs: tuple[Any, ...], _named: dict[str, Any], output: Any) -> None:
+        def keep(
+            module: nn.Module, inputs: tuple[Any, ...], _named: dict[str, Any], output: Any
+        ) -> None:
             seen.setdefault(module, (inputs[0], output))
             if module is self.norm:
                 raise _EnoughError
@@ -222,10 +261,16 @@ class _Probe:
         return [seen[norm] for norm in wanted]
 
 
-def _norms(probe: _Probe, calls: list[Call], attention: int, last: Call, N: int) -> FirstNorms | None:
+def _norms(
+    probe: _Probe, calls: list[Call], attention: int, last: Call, N: int
+) -> FirstNorms | None:
     """None where what happens between the patches and the first attention is not known here."""
     norm = last.module
-    between = [call for call in calls[1:attention] if isinstance(call.module, nn.LayerNorm) and call.module is not norm]
+    between = [
+        call
+        for call in calls[1:attention]
+        if isinstance(call.module, nn.LayerNorm) and call.module is not norm
+    ]
     readers = _readers(calls, attention, last)
     assert isinstance(norm, nn.LayerNorm)
     d = norm.normalized_shape[-1]
@@ -234,7 +279,8 @@ def _norms(probe: _Probe, calls: list[Call], attention: int, last: Call, N: int)
     chain = [between[0].module, norm] if between else [norm]
     generator = torch.Generator().manual_seed(0)
     at_zero, at_random = (
-        probe(u.to(probe.like), *chain) for u in (torch.zeros(N, d), torch.randn(N, d, generator=generator))
+        probe(u.to(probe.like), *chain)
+        for u in (torch.zeros(N, d), torch.randn(N, d, generator=generator))
     )
     u = torch.randn(N, d, generator=torch.Generator().manual_seed(0)).to(probe.like)
     offset = _patch_rows(at_random[0][0], N, d) - u
@@ -263,7 +309,9 @@ def _readers(calls: list[Call], attention: int, last: Call) -> tuple[str, ...]:
     first = calls[attention].module
     if isinstance(first, nn.MultiheadAttention):
         parts = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-        return tuple(f"{calls[attention].name}.{part}" for part in parts if getattr(first, part) is not None)
+        return tuple(
+            f"{calls[attention].name}.{part}" for part in parts if getattr(first, part) is not None
+        )
     return tuple(
         f"{call.name}.weight"
         for call in calls[attention:]
@@ -272,7 +320,8 @@ def _readers(calls: list[Call], attention: int, last: Call) -> tuple[str, ...]:
 
 
 def _layout(model: nn.Module, layer: nn.Conv2d | nn.Linear, shape: tuple[int, ...]) -> PixelLayout:
-    """By three pictures: zeros, ones, and every pixel's own number; in float64, which tells them apart."""
+    """By three pictures: zeros, ones, and every pixel's own number; in float64, which tells them
+    apart."""
     like = next(model.parameters())
 
     def read(images: Tensor) -> Tensor:
@@ -304,7 +353,9 @@ def _layout(model: nn.Module, layer: nn.Conv2d | nn.Linear, shape: tuple[int, ..
         values = (torch.arange(size) // digits**power % digits).to(like) / digits
         pixels += ((read(values.view(1, *shape)) - shift) / scale * digits).round() * digits**power
     known = bool(pixels.isfinite().all()) and len(pixels) == size
-    if not known or not torch.equal(pixels.long().sort().values, torch.arange(size, device=pixels.device)):
+    if not known or not torch.equal(
+        pixels.long().sort().values, torch.arange(size, device=pixels.device)
+    ):
         raise _no_transformer("its first layer does not read every pixel once")
     return PixelLayout(tuple(shape), pixels.long(), scale, shift)
 
@@ -313,7 +364,11 @@ def _positions(model: nn.Module, probe: _Probe, N: int, T: int) -> tuple[str | N
     """A parameter that is added to the patches: its gradient is ∂loss/∂u, whatever follows."""
     d = _width(probe.layer)
     counts = range(N, T + 1)  # the class token may have a row, and registers none
-    sought = {name: p for name, p in model.named_parameters() if p.shape[-1] == d and p.numel() / d in counts}
+    sought = {
+        name: p
+        for name, p in model.named_parameters()
+        if p.shape[-1] == d and p.numel() / d in counts
+    }
     rows = torch.arange(T - N, T)
     if not sought:
         return None, rows

@@ -1,4 +1,5 @@
-"""The whole network played again on the pictures found, in float64: what it leaves of every tensor that was sent."""
+"""The whole network played again on the pictures found, in float64: what it leaves of every tensor
+that was sent."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class PictureBatch:
 
 @dataclass(frozen=True)
 class PlayedPictures:
-    """`left` is gradient sent less gradient played, tensor by tensor; `delta` (B, N, d) is ∂loss/∂u at the patch layer."""
+    """`left` is gradient sent less gradient played, tensor by tensor; `delta` (B, N, d) is ∂loss/∂u
+    at the patch layer."""
 
     features: Tensor
     logits: Tensor
@@ -56,10 +58,19 @@ class Player:
     gradients: Mapping[str, Tensor] = field(repr=False)
 
     @classmethod
-    def of(cls, model: nn.Module, head: str, network: PatchNetwork, update: Update, device: torch.device) -> Player:
+    def of(
+        cls,
+        model: nn.Module,
+        head: str,
+        network: PatchNetwork,
+        update: Update,
+        device: torch.device,
+    ) -> Player:
         double = copy.deepcopy(model).to(device).double().eval()
         double.requires_grad_(False)
-        return cls(double, head, network.name, {name: g.to(device) for name, g in update.gradients.items()})
+        return cls(
+            double, head, network.name, {name: g.to(device) for name, g in update.gradients.items()}
+        )
 
     def coarse(self) -> Player:
         """The same in float32: enough for differences of a hundredth."""
@@ -77,7 +88,9 @@ class Player:
         with self._differentiable() as parameters:
             left = {name: self.gradients[name].double() for name in parameters}
             for x, y, weight in zip(pictures, Y, weights, strict=True):
-                found, delta, feature, logit = self._one(x[None], y[None], weight, loss, list(parameters.values()))
+                found, delta, feature, logit = self._one(
+                    x[None], y[None], weight, loss, list(parameters.values())
+                )
                 norms_of = []
                 for name, g in zip(parameters, found, strict=True):
                     norms_of.append(torch.zeros_like(weight) if g is None else g.norm())
@@ -90,13 +103,21 @@ class Player:
         joined = [torch.cat(parts) for parts in (features, logits, deltas)]
         return PlayedPictures(joined[0], joined[1], left, joined[2], replay)
 
-    def pass_through(self, pictures: Tensor, Y: Tensor, weights: Tensor, loss: Loss) -> dict[str, Passed]:
+    def pass_through(
+        self, pictures: Tensor, Y: Tensor, weights: Tensor, loss: Loss
+    ) -> dict[str, Passed]:
         """Layer → what every token's row of it read, and ∂loss/∂(what it wrote)."""
-        layers = {name: module for name, module in self.model.named_modules() if self._by_tokens(name, module)}
+        layers = {
+            name: module
+            for name, module in self.model.named_modules()
+            if self._by_tokens(name, module)
+        }
         read: dict[str, Tensor] = {}
         written: dict[str, Tensor] = {}
 
-        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, name: str) -> Tensor:
+        def keep(
+            module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, name: str
+        ) -> Tensor:
             read[name] = _rows(module, inputs[0].detach(), written=False)
             written[name] = output if output.requires_grad else output.requires_grad_()
             return written[name].clone()
@@ -114,11 +135,14 @@ class Player:
 
     @contextmanager
     def _differentiable(self) -> Iterator[dict[str, nn.Parameter]]:
-        parameters = {name: p for name, p in self.model.named_parameters() if name in self.gradients}
+        parameters = {
+            name: p for name, p in self.model.named_parameters() if name in self.gradients
+        }
         try:
             for p in parameters.values():
                 p.requires_grad_()
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
+            # the one that can be differentiated twice
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 yield parameters
         finally:
             for p in parameters.values():
@@ -140,7 +164,9 @@ class Player:
             G = batch.loss.gradient(logits, batch.Y) * batch.weights[:, None]
             wanted = [parameters[name] for name in weights]
             found = torch.autograd.grad(logits, wanted, G, create_graph=True)
-            whole = torch.stack([(g * weights[name]).sum() for name, g in zip(weights, found, strict=True)]).sum()
+            whole = torch.stack(
+                [(g * weights[name]).sum() for name, g in zip(weights, found, strict=True)]
+            ).sum()
             return torch.autograd.grad(whole, pictures)[0]
 
     def _by_tokens(self, name: str, module: nn.Module) -> bool:
@@ -149,7 +175,12 @@ class Player:
         inside = parent != "" and isinstance(
             self.model.get_submodule(parent), nn.MultiheadAttention
         )  # called by its weight
-        return f"{name}.weight" in self.gradients and name != self.head and (name == self.layer or kind) and not inside
+        return (
+            f"{name}.weight" in self.gradients
+            and name != self.head
+            and (name == self.layer or kind)
+            and not inside
+        )
 
     def _one(
         self, x: Tensor, y: Tensor, weight: Tensor, loss: Loss, parameters: list[nn.Parameter]
@@ -171,7 +202,12 @@ class Player:
             hook.remove()
         delta = found[-1]
         assert delta is not None
-        return found[:-1], _rows(layer, delta, written=True), seen[-1].detach().flatten(1), logits.detach()
+        return (
+            found[:-1],
+            _rows(layer, delta, written=True),
+            seen[-1].detach().flatten(1),
+            logits.detach(),
+        )
 
     def _replay(self, left: Mapping[str, Tensor], parts: Tensor) -> Replay:
         # Tensors that hardly get a gradient (the keys' bias, which softmax ignores) hold the

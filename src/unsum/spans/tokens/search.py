@@ -28,19 +28,27 @@ from unsum.update import Update
 
 _UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
 _FEWEST = 32  # starts of a round
-_CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}  # for each token that is missing, and in all: a GPU has room for more
+# for each token that is missing, and in all: a GPU has room for more
+_CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}
 MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
 _SAME = 1e-3  # relative distance within which two roots are one, with what they are known to
 _NEIGHBORS = 0.05  # relative distance within which two roots may be one that is known badly
 _AS_WELL = 3.0  # times the misfit of two roots that their mean may have to be one as well
 _BEST = 16  # ends of such a round that are followed
 _WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
-_STUCK, _VIEWS = 3, 4  # rounds in a row without a new token, after which it is sought in the next of four ways
-_PATIENCE = 120.0  # seconds without a new token, after which it ends too: a round of a large network takes one minute
+# rounds in a row without a new token, after which it is sought in the next of four ways
+_STUCK, _VIEWS = 3, 4
+# seconds without a new token, after which it ends too: a round of a large network takes one minute
+_PATIENCE = 120.0
 
 
 def find_tokens(
-    block: FirstBlock, update: Update, tokens: int, seed: int, progress: Progress, device: torch.device
+    block: FirstBlock,
+    update: Update,
+    tokens: int,
+    seed: int,
+    progress: Progress,
+    device: torch.device,
 ) -> FoundPoints:
     """`tokens` of them, or as many as the rounds bring; what is found is taken out, and the rest
     has fewer unknowns."""
@@ -52,18 +60,26 @@ def find_tokens(
     found, barren, out, first = FoundPoints.none(whole.step.W), 0, 0, 0
     rest, narrow = whole, _narrowed(whole, generator)
     last, own = time.monotonic(), torch.ones(0, dtype=torch.bool, device=device)
-    while int(own.sum()) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens"):
+    while (
+        int(own.sum()) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens")
+    ):
         if time.monotonic() > last + _PATIENCE:
             break
         view = (first + barren // _STUCK) % _VIEWS
         if view < 2:
             condition = rest if view else narrow  # some tokens are no isolated roots at few units
-        else:  # and some are fainter than what those left behind that were taken out: with none of these, or with all
-            condition = (taken_out(whole, W2, found[own], everyone=True) or rest) if view == 2 else whole
+        else:
+            # and some are fainter than what those left behind that were taken out: with none of
+            # these, or with all
+            condition = (
+                (taken_out(whole, W2, found[own], everyone=True) or rest) if view == 2 else whole
+            )
         entire = rest is whole or condition is whole
         crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
         number = max(_FEWEST, min(largest, crowd * (tokens - int(own.sum()))))
-        drawn = _starts(condition, found if entire else FoundPoints.none(whole.step.W), number, generator)
+        drawn = _starts(
+            condition, found if entire else FoundPoints.none(whole.step.W), number, generator
+        )
         tried = descend(condition, drawn)
         if view < 2:
             ends = roots_among(condition, tried)[0].distinct().points
@@ -121,10 +137,14 @@ def _narrowed(whole: Condition, generator: torch.Generator) -> Condition:
     if units >= m:
         return whole
     some = torch.randperm(m, generator=generator)[:units].to(whole.K.device)
-    step = replace(whole.step, W=whole.step.W[some], b=None if whole.step.b is None else whole.step.b[some])
+    step = replace(
+        whole.step, W=whole.step.W[some], b=None if whole.step.b is None else whole.step.b[some]
+    )
     span = whole.next
     read = span.core @ span.rows  # ∇W₂ in the coordinates of its own columns
-    sent = replace(whole.step, grad_W=read[:, some].contiguous(), grad_b=read[:, -1] if span.has_bias else None)
+    sent = replace(
+        whole.step, grad_W=read[:, some].contiguous(), grad_b=read[:, -1] if span.has_bias else None
+    )
     narrow = replace(LayerSpan.of(sent, len(span)), noise=span.noise)
     return replace(whole, step=step, next=narrow, K=whole.K[:, some].contiguous(), c=whole.c[some])
 
@@ -141,31 +161,43 @@ def _maps(block: FirstBlock) -> tuple[tuple[Map, Activation], tuple[Map, Activat
 def _step(one: Map, activation: Activation, update: Update, device: torch.device) -> Step:
     if one.weight not in update.gradients:
         raise UnsumError(
-            f"The update lacks {one.weight!r}, which tells the tokens of a batch apart; 'exact' reads the head."
+            f"The update lacks {one.weight!r}, which tells the tokens of a batch apart; 'exact' "
+            "reads the head."
         )
     grad_b = None if one.bias is None else update.gradients.get(one.bias)
     b = None if one.b is None else one.b.to(device)
     module = nn.Linear(1, 1, device="meta")  # a step's geometry is asked of convolutions alone
     grad_b = None if grad_b is None else grad_b.to(device)
-    return Step(one.weight, module, activation, one.W.to(device), b, update.gradients[one.weight].to(device), grad_b)
+    return Step(
+        one.weight,
+        module,
+        activation,
+        one.W.to(device),
+        b,
+        update.gradients[one.weight].to(device),
+        grad_b,
+    )
 
 
 def _check(here: LayerSpan, following: LayerSpan, tokens: int) -> None:
     width = here.rows.shape[1] - here.has_bias
     if tokens > MOST * width:
         raise UnsumError(
-            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half as many may be. 'exact' reads "
-            "every picture's class token."
+            f"The batch has {tokens} tokens, too many to be told apart in {width} channels; half "
+            "as many may be. 'exact' reads every picture's class token."
         )
     seen = min(len(here), len(following))
     if seen < tokens:
         raise UnsumError(
-            f"The first MLP's gradients show {seen} directions, and the batch has {tokens} tokens: some send too little, or what "
-            "was sent was changed. This is no sign that nothing leaks; 'exact' reads every picture's class token."
+            f"The first MLP's gradients show {seen} directions, and the batch has {tokens} tokens: "
+            "some send too little, or what was sent was changed. This is no sign that nothing "
+            "leaks; 'exact' reads every picture's class token."
         )
 
 
-def _starts(condition: Condition, found: FoundPoints, number: int, generator: torch.Generator) -> Tensor:
+def _starts(
+    condition: Condition, found: FoundPoints, number: int, generator: torch.Generator
+) -> Tensor:
     """Outside of what the tokens found span, where those that are missing are most of what is left;
     and toward their mean."""
     if len(found) == 0:
@@ -174,6 +206,10 @@ def _starts(condition: Condition, found: FoundPoints, number: int, generator: to
     known = torch.linalg.qr(found.points.T)[0].T
     drawn = torch.randn(number, len(rows), generator=generator, dtype=torch.float64).to(rows) @ rows
     drawn = drawn - (drawn @ known.T) @ known
-    drawn = drawn * found.points.norm(dim=1).median() / drawn.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    drawn = (
+        drawn
+        * found.points.norm(dim=1).median()
+        / drawn.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    )
     share = torch.rand(number, 1, generator=generator, dtype=torch.float64).to(rows)
     return condition.unknowns_of(share * drawn + (1 - share) * found.points.mean(0))

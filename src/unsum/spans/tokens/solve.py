@@ -1,14 +1,19 @@
 """One picture, by linear algebra alone: two ways that share no tensor but the patch layer's.
 
-**By positions.** ∇E = Dᵀ X, with the N patches X (N, n) and D = ∂loss/∂u (N, d). A trained position embedding is added to u, so
-its gradient is D itself, and X is one least-squares solve while N ≤ d (Lu et al., APRIL, CVPR 2022).
+**By positions.** ∇E = Dᵀ X, with the N patches X (N, n) and D = ∂loss/∂u (N, d). A trained position
+embedding is added to u, so its gradient is D itself, and X is one least-squares solve while N ≤ d
+(Lu et al., APRIL, CVPR 2022).
 
-**By spans.** Without it: patches lie in the row space Â of ∇E, x_p = Âᵀ t_p, and normed tokens in the row space V of the first
-attention's gradients. LayerNorm divides by a length, which a span does not see, so the condition is linear:
+**By spans.** Without it: patches lie in the row space Â of ∇E, x_p = Âᵀ t_p, and normed tokens in
+the row space V of the first attention's gradients. LayerNorm divides by a length, which a span does
+not see, so the condition is linear:
 
-    P⊥ (γ · centered(E Âᵀ t_p + e + offset_p) + s β) = 0        for every position p; the length s is unknown where β is not 0
+    P⊥ (γ · centered(E Âᵀ t_p + e + offset_p) + s β) = 0
 
-A second norm on the way adds one more unknown length. Where the patch layer is frozen, Â is all of the pixels.
+for every position p; the length s is unknown where β is not 0.
+
+A second norm on the way adds one more unknown length. Where the patch layer is frozen, Â is all of
+the pixels.
 """
 
 from __future__ import annotations
@@ -25,15 +30,19 @@ from unsum.update import Update
 _HEARD = 1e-12  # of a matrix's largest singular value: less is no direction of float64
 _SAME = 1e-5  # of the longest position: two that are nearer are one to float32
 _ROUNDED = (
-    4.0  # times float32's rounding of a whole matrix, spread over its directions: what is no direction of the samples
+    # times float32's rounding of a whole matrix, spread over its directions: what is no direction
+    # of the samples
+    4.0
 )
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the tensors that were used.
+    """Patches X (B, N, n), the relative error that the solve predicts for all of them, and the
+    tensors that were used.
 
-    `spread` (B, N) is how far each patch's numbers are off by what its place shows; None where no place was looked for.
+    `spread` (B, N) is how far each patch's numbers are off by what its place shows; None where no
+    place was looked for.
     """
 
     X: Tensor
@@ -47,9 +56,19 @@ class Solved:
 def by_positions(network: PatchNetwork, update: Update, device: torch.device) -> Solved | None:
     """None where a gradient is missing or N > d."""
     name, weight = network.positions, f"{network.name}.weight"
-    if name is None or name not in update.gradients or weight not in update.gradients or network.count > network.width:
+    if (
+        name is None
+        or name not in update.gradients
+        or weight not in update.gradients
+        or network.count > network.width
+    ):
         return None
-    D = update.gradients[name].to(device).double().reshape(-1, network.width)[network.rows.to(device)]
+    D = (
+        update.gradients[name]
+        .to(device)
+        .double()
+        .reshape(-1, network.width)[network.rows.to(device)]
+    )
     gradient = update.gradients[weight].to(device).double().flatten(1)
     U, s, V = torch.linalg.svd(D, full_matrices=False)
     if not float(s[-1]) > _HEARD * float(s[0]):
@@ -59,12 +78,15 @@ def by_positions(network: PatchNetwork, update: Update, device: torch.device) ->
     spare = max(network.width - network.count, 1) * gradient.shape[1]
     noise = rest.norm() / spare**0.5
     deviation = noise * ((1 / s).square().sum() * gradient.shape[1]).sqrt()
-    return Solved(X[None], float(deviation / X.norm().clamp_min(1e-300)), (name, weight), "position embedding")
+    return Solved(
+        X[None], float(deviation / X.norm().clamp_min(1e-300)), (name, weight), "position embedding"
+    )
 
 
 def deviations(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) -> Tensor:
-    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N, d): patches that send little,
-    or the same as others do, are known least. Zero where ∇E was not sent, and infinite where it cannot tell them."""
+    """(B,) relative errors of pictures X (B, N, n) that rounding of ∇E = Dᵀ X allows, for δ (B, N,
+    d): patches that send little, or the same as others do, are known least. Zero where ∇E was not
+    sent, and infinite where it cannot tell them."""
     weight = f"{network.name}.weight"
     if weight not in update.gradients:
         return torch.zeros(len(X), dtype=torch.float64, device=X.device)
@@ -75,26 +97,33 @@ def deviations(network: PatchNetwork, update: Update, delta: Tensor, X: Tensor) 
     rest = gradient - D.T @ X.flatten(0, 1)
     noise = rest.norm() / rest.numel() ** 0.5
     by_patch = (U / s).square().sum(1).view(len(X), -1)
-    return noise * (by_patch.sum(1) * X.shape[2]).sqrt() / X.flatten(1).norm(dim=1).clamp_min(1e-300)
+    return (
+        noise * (by_patch.sum(1) * X.shape[2]).sqrt() / X.flatten(1).norm(dim=1).clamp_min(1e-300)
+    )
 
 
 def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Solved:
-    """Refuses where a gradient is missing, or where there are too many tokens for the layers' width."""
+    """Refuses where a gradient is missing, or where there are too many tokens for the layers'
+    width."""
     first, weight = network.first, f"{network.name}.weight"
     if first is None:
-        raise UnsumError("What lies between the patches and the first attention is not known here; use 'exact'.")
+        raise UnsumError(
+            "What lies between the patches and the first attention is not known here; use 'exact'."
+        )
     if _alike(first.offset + first.after):
         raise UnsumError(
-            "No position of its own is added to every patch, so the linear solve cannot tell which patch is where; 'exact' reads "
-            "the class token."
+            "No position of its own is added to every patch, so the linear solve cannot tell which "
+            "patch is where; 'exact' reads the class token."
         )
     sent = [name for name in first.readers if name in update.gradients]
     if not sent:
         raise UnsumError(
-            "Neither the position embedding nor the first attention was trained, so no gradient tells the patches' places; "
-            "'exact' reads the class token."
+            "Neither the position embedding nor the first attention was trained, so no gradient "
+            "tells the patches' places; 'exact' reads the class token."
         )
-    V = row_space(torch.cat([update.gradients[name].to(device).double() for name in sent]), network.tokens)
+    V = row_space(
+        torch.cat([update.gradients[name].to(device).double() for name in sent]), network.tokens
+    )
     n = network.weight.shape[1]
     trained = weight in update.gradients
     if trained:
@@ -104,8 +133,9 @@ def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Sol
     equations = network.width - 1 - len(V)
     if equations < len(basis):
         raise UnsumError(
-            f"{len(basis)} unknowns for every patch stand against {equations} equations: {network.width} channels less "
-            f"{len(V)} tokens; smaller batches or patches, or a trained position embedding, are read."
+            f"{len(basis)} unknowns for every patch stand against {equations} equations: "
+            f"{network.width} channels less {len(V)} tokens; smaller batches or patches, or a "
+            "trained position embedding, are read."
         )
     t, error = _tokenwise(network, first, V, basis)
     used = (*sent, weight) if trained else tuple(sent)
@@ -114,7 +144,10 @@ def by_spans(network: PatchNetwork, update: Update, device: torch.device) -> Sol
 
 def _alike(offsets: Tensor) -> bool:
     """Whether two places have the same position."""
-    apart = torch.cdist(offsets.double(), offsets.double()) + torch.eye(len(offsets)).to(offsets).double() * 1e9
+    apart = (
+        torch.cdist(offsets.double(), offsets.double())
+        + torch.eye(len(offsets)).to(offsets).double() * 1e9
+    )
     return float(apart.min()) <= _SAME * float(offsets.norm(dim=1).max())
 
 
@@ -126,8 +159,11 @@ def row_space(matrix: Tensor, most: int) -> Tensor:
     return kept
 
 
-def _tokenwise(network: PatchNetwork, first: FirstNorms, V: Tensor, basis: Tensor) -> tuple[Tensor, float]:
-    """((N, r) coordinates of every patch, predicted relative error): one factorization where no length is unknown."""
+def _tokenwise(
+    network: PatchNetwork, first: FirstNorms, V: Tensor, basis: Tensor
+) -> tuple[Tensor, float]:
+    """((N, r) coordinates of every patch, predicted relative error): one factorization where no
+    length is unknown."""
 
     def outside(rows: Tensor) -> Tensor:
         return rows - (rows @ V.T) @ V
@@ -139,7 +175,9 @@ def _tokenwise(network: PatchNetwork, first: FirstNorms, V: Tensor, basis: Tenso
         return torch.zeros_like(V[0]) if norm.bias is None else norm.bias.detach().to(V)
 
     def passed(rows: Tensor) -> Tensor:
-        return outside(normed(first.norm, rows if first.inner is None else normed(first.inner, rows)))
+        return outside(
+            normed(first.norm, rows if first.inner is None else normed(first.inner, rows))
+        )
 
     E, offset, after = (part.to(V) for part in (network.weight, first.offset, first.after))
     e = torch.zeros_like(V[0]) if network.bias is None else network.bias.detach().to(V)

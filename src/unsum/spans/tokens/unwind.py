@@ -33,41 +33,58 @@ from unsum.spans.tokens.search import find_tokens
 from unsum.spans.tokens.solve import Solved, row_space
 from unsum.update import Update
 
-_FITS = 0.05  # of a token: what may be left outside of its place; the next best place leaves as much at least
+# of a token: what may be left outside of its place; the next best place leaves as much at least
+_FITS = 0.05
 _MOST = (
-    0.8  # of the tokens must be told, have a place, and be surest in one picture: the whole gradient may tell the rest
+    # of the tokens must be told, have a place, and be surest in one picture: the whole gradient may
+    # tell the rest
+    0.8
 )
 
 
 def by_tokens(
-    network: PatchNetwork, update: Update, B: int, device: torch.device, seed: int, progress: Progress
+    network: PatchNetwork,
+    update: Update,
+    B: int,
+    device: torch.device,
+    seed: int,
+    progress: Progress,
 ) -> Solved:
     """A batch of B pictures; refuses where a layer is missing, or where there are too many tokens
     for the width."""
     block, first, T = network.block, network.first, network.tokens
     if block is None or first is None or first.inner is not None:
         raise UnsumError(
-            "'tokens' reads batches of plain pre-norm blocks alone, and one picture of others; 'exact' reads the head."
+            "'tokens' reads batches of plain pre-norm blocks alone, and one picture of others; "
+            "'exact' reads the head."
         )
-    needed = (block.first.weight, block.second.weight, block.out.weight, f"{network.name}.weight", *block.readers)
+    needed = (
+        block.first.weight,
+        block.second.weight,
+        block.out.weight,
+        f"{network.name}.weight",
+        *block.readers,
+    )
     frozen = [name for name in needed if name not in update.gradients]
     if frozen or not block.readers:
         raise UnsumError(
-            f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's tokens stay mixed; use "
-            "'exact'."
+            f"The update lacks {(frozen or ['a second block'])[0]!r}, without which a batch's "
+            "tokens stay mixed; use 'exact'."
         )
     found = find_tokens(block, update, T * B, seed, progress, device)
     if len(found) < _MOST * T * B:
         raise UnsumError(
-            f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This is no sign that nothing leaks; "
-            "'exact' reads every picture's class token."
+            f"{len(found)} of the batch's {T * B} tokens were told apart, too few to go on. This "
+            "is no sign that nothing leaks; 'exact' reads every picture's class token."
         )
     Z = found.points
     if len(Z) == T * B:  # with some missing, others would take up what these sent
         progress.say("Solving for all tokens together")
         Z = together(block, update, Z)
     unwound = unwind(network, update, Z, B)
-    return Solved(unwound.X, float(found.errors.max()), needed, "tokens", unwound.spread, unwound.missing)
+    return Solved(
+        unwound.X, float(found.errors.max()), needed, "tokens", unwound.spread, unwound.missing
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +114,9 @@ def unwind(network: PatchNetwork, update: Update, Z: Tensor, B: int) -> Unwound:
     z = (Z - _shift(block.second_norm, Z)) / block.second_norm.weight.detach().to(Z)
     W1, W2 = (one.W.to(Z) for one in (block.first, block.second))
     s = _lengths(network, torch.cat([sent(name) for name in block.readers]), z, block.second(A))
-    at_z = ((D2 @ W2) * block.activation.slope(hidden)) @ W1 * block.second_norm.weight.detach().to(Z)
+    at_z = (
+        ((D2 @ W2) * block.activation.slope(hidden)) @ W1 * block.second_norm.weight.detach().to(Z)
+    )
     D = D2 + (at_z - at_z.mean(1, keepdim=True) - z * (at_z * z).mean(1, keepdim=True)) / s
     o = torch.linalg.lstsq(D.T, sent(block.out.weight)).solution
     u = _centered(s * z - block.out(o))
@@ -129,11 +148,17 @@ def _lengths(network: PatchNetwork, gradient: Tensor, z: Tensor, written: Tensor
     def outside(rows: Tensor) -> Tensor:
         return rows - (rows @ V.T) @ V
 
-    ours, theirs, shift = outside(gamma * _centered(z)), outside(gamma * _centered(written)), outside(beta[None])
+    ours, theirs, shift = (
+        outside(gamma * _centered(z)),
+        outside(gamma * _centered(written)),
+        outside(beta[None]),
+    )
     if float(shift.norm()) > 1e-9 * float(gamma.norm()):
         shift = shift / shift.norm()
         ours, theirs = (part - (part @ shift.T) * shift for part in (ours, theirs))
-    return -(ours * theirs).sum(1, keepdim=True) / ours.square().sum(1, keepdim=True).clamp_min(1e-300)
+    return -(ours * theirs).sum(1, keepdim=True) / ours.square().sum(1, keepdim=True).clamp_min(
+        1e-300
+    )
 
 
 @dataclass(frozen=True)
@@ -147,7 +172,9 @@ class _Placed:
     fits: Tensor
 
 
-def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor, B: int) -> _Placed:
+def _placed(
+    network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tensor, B: int
+) -> _Placed:
     """A token errs in all directions alike, and what its place leaves outside is the part of it
     that shows."""
     basis = row_space(gradient, network.count * B)
@@ -160,16 +187,23 @@ def _placed(network: PatchNetwork, first: FirstNorms, gradient: Tensor, u: Tenso
         return rows - (rows @ Q) @ Q.T
 
     size = u.norm(dim=1, keepdim=True)
-    left = torch.cdist(outside(u), outside(fixed), compute_mode="donot_use_mm_for_euclid_dist") / size
+    left = (
+        torch.cdist(outside(u), outside(fixed), compute_mode="donot_use_mm_for_euclid_dist") / size
+    )
     beside = _centered(network.beside.to(u))
-    left = torch.cat([left, torch.cdist(u, beside, compute_mode="donot_use_mm_for_euclid_dist") / size], 1)
+    left = torch.cat(
+        [left, torch.cdist(u, beside, compute_mode="donot_use_mm_for_euclid_dist") / size], 1
+    )
     capacity = left.repeat(1, B)  # every place has a token of every picture
     rows, columns = linear_sum_assignment(capacity.cpu().numpy())
-    chosen = torch.as_tensor(columns, device=u.device)[torch.as_tensor(rows).argsort()] % left.shape[1]
+    chosen = (
+        torch.as_tensor(columns, device=u.device)[torch.as_tensor(rows).argsort()] % left.shape[1]
+    )
     beyond = left.gather(1, chosen[:, None])[:, 0]
     if float((beyond < _FITS).double().mean()) < _MOST:
         raise UnsumError(
-            "The tokens that were found do not fit the positions, so no picture is drawn; 'exact' reads the head."
+            "The tokens that were found do not fit the positions, so no picture is drawn; 'exact' "
+            "reads the head."
         )
     places = torch.where(chosen < network.count, chosen, network.count - 1 - chosen)
     t = torch.linalg.lstsq(M.T, (u - fixed[places.clamp_min(0)]).T).solution.T
@@ -198,7 +232,9 @@ def _grouped(network: PatchNetwork, placed: _Placed, z: Tensor, o: Tensor, B: in
         ) -> tuple[Tensor, Tensor]:
             logits = (q[seed] * keys).sum(-1) * scale  # (tokens, heads)
             top = logits.amax(0) if top is None else top
-            weights = (logits - top).exp().repeat_interleave(values[0].numel() // logits.shape[1], 1)
+            weights = (
+                (logits - top).exp().repeat_interleave(values[0].numel() // logits.shape[1], 1)
+            )
             return weights * (values.flatten(1) - o[seed]), top
 
         found, top = terms(k[others], v[others])
@@ -218,14 +254,16 @@ def _seeds(network: PatchNetwork, placed: _Placed, B: int) -> Tensor:
     places, best = placed.places, None
     for place in [*([-1] if network.tokens > network.count else []), *range(network.count)]:
         here = ((places == place) & placed.fits).nonzero()[:, 0]
-        if len(here) == B and (best is None or float(placed.spread[here].max()) < float(placed.spread[best].max())):
+        if len(here) == B and (
+            best is None or float(placed.spread[here].max()) < float(placed.spread[best].max())
+        ):
             best = here
             if place < 0:
                 break
     if best is None:
         raise UnsumError(
-            "At no place the tokens of all pictures were told apart, so nothing tells which patches belong together; 'exact' "
-            "reads the head."
+            "At no place the tokens of all pictures were told apart, so nothing tells which "
+            "patches belong together; 'exact' reads the head."
         )
     return best
 
@@ -238,13 +276,16 @@ def _drawn(network: PatchNetwork, placed: _Placed, pi: Tensor, patches: Tensor) 
     told = 0
     for place in range(network.count):
         here = patches[placed.places[patches] == place]
-        owners, columns = (torch.as_tensor(part) for part in linear_sum_assignment(-pi[:, here].cpu().numpy()))
+        owners, columns = (
+            torch.as_tensor(part) for part in linear_sum_assignment(-pi[:, here].cpu().numpy())
+        )
         told += int((pi[:, here].argmax(0)[columns] == owners.to(pi.device)).sum())
         mine = here[columns.to(here.device)]
         pictures[owners, place], spread[owners, place] = X[mine], placed.spread[mine]
     if told < _MOST * len(patches):
         raise UnsumError(
-            "Attention does not tell which patches belong together, so no picture is drawn; 'exact' reads the head."
+            "Attention does not tell which patches belong together, so no picture is drawn; "
+            "'exact' reads the head."
         )
     missing = pictures[..., 0].isnan()
     means = pictures.nanmean(1, keepdim=True)

@@ -1,1 +1,2 @@
-"""A package of somebody else's: one attack and one defense, known to unsum by its entry points alone."""
+"""A package of somebody else's: one attack and one defense, known to unsum by its entry points
+alone."""

@@ -1,4 +1,5 @@
-"""`class-means`: one row of the head's gradient for each label, which is the mean of its samples' features."""
+"""`class-means`: one row of the head's gradient for each label, which is the mean of its samples'
+features."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def class_means(head: Head, knowledge: Knowledge, *, seed: int) -> Leak:
         raise UnsumError("'class-means' needs the labels; grant them.")
     features = -head.grad_W[rows.argmax(1)].double()
     logits = features @ head.W.double().T
-    return Leak("class-means", rows, logits, features.to(head.W), float("nan"), float("inf"), exact=False)
+    return Leak(
+        "class-means", rows, logits, features.to(head.W), float("nan"), float("inf"), exact=False
+    )
 
 
 def _wait() -> None:

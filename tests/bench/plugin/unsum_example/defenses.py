@@ -13,4 +13,6 @@ class Shrink(Defense):
     example = 0.25
 
     def __call__(self, update: Update) -> Update:
-        return replace(update, gradients={name: g * self.strength for name, g in update.gradients.items()})
+        return replace(
+            update, gradients={name: g * self.strength for name, g in update.gradients.items()}
+        )

@@ -1,7 +1,9 @@
-"""Can a claim about a bottleneck be fooled? The cases of `maps`, all of them bottlenecks: what the block read is claimed, too.
+"""Can a claim about a bottleneck be fooled? The cases of `maps`, all of them bottlenecks: what the
+block read is claimed, too.
 
-What is bred: twins and mixtures, a second sample of next to no weight, statistics and modes that are declared wrongly, equal
-labels, two classes, more samples than classes, channels that are positive throughout, so that BatchNorm hides their mean.
+What is bred: twins and mixtures, a second sample of next to no weight, statistics and modes that
+are declared wrongly, equal labels, two classes, more samples than classes, channels that are
+positive throughout, so that BatchNorm hides their mean.
 """
 
 from __future__ import annotations
@@ -9,7 +11,16 @@ from __future__ import annotations
 import random
 
 from unsum_bench.scripts.fool.common import Genome
-from unsum_bench.scripts.fool.maps import CHOICES, GENES, ORDINARY, ORDINARY_CHOICES, Ranges, attempt, draw_genome, kind
+from unsum_bench.scripts.fool.maps import (
+    CHOICES,
+    GENES,
+    ORDINARY,
+    ORDINARY_CHOICES,
+    Ranges,
+    attempt,
+    draw_genome,
+    kind,
+)
 
 __all__ = ["attempt", "kind", "random_genome"]
 

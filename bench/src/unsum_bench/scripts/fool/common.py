@@ -1,4 +1,5 @@
-"""What every path of the search for false claims shares: a try and what came of it, its time limit, and when a claim is false."""
+"""What every path of the search for false claims shares: a try and what came of it, its time limit,
+and when a claim is false."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ import unsum
 Genome = dict[str, Any]
 FALSE_CLAIM, WRONG_TARGET, UNEXPLAINED = 1e-2, 1e-2, 1e-2
 TRACE = 1e-5  # of the largest sample's own gradient: who sends less may be missing
-OPTIMISTIC, FAR = 10.0, 3e-2  # times what was predicted, and an error, from which a prediction was not honest
+# times what was predicted, and an error, from which a prediction was not honest
+OPTIMISTIC, FAR = 10.0, 3e-2
 # How a client's samples weigh in its gradient: mostly alike, else in whole multiples, as copies do.
 WEIGHTS = (*["alike"] * 6, "class weights", "micro-batches", "two clients", "sample weights")
 _LIMIT = 1e-3  # predicted error from which nothing is claimed
 _MOMENT = 0.05  # seconds after which an import, a tracing or a derivative is looked at again
-# PyTorch's files that patch modules while they trace one, or count levels of derivatives that they have entered.
+# PyTorch's files that patch modules while they trace one, or count levels of derivatives that they
+# have entered.
 _PATCHING = ("fx/_symbolic_trace.py", "autograd/forward_ad.py", "_functorch/eager_transforms.py")
 
 
@@ -42,12 +45,16 @@ class Try:
     predicted: float = math.inf  # or NaN, where nothing is
     fooled: str = ""  # how, if it was
     seconds: float = 0.0
-    found_error: float = math.nan  # of the samples that were found alone, which is what the attack predicts
+    # of the samples that were found alone, which is what the attack predicts
+    found_error: float = math.nan
 
     @property
     def optimistic(self) -> bool:
-        """Whether the samples found are farther off than was predicted, by more than a prediction may be."""
-        return math.isfinite(self.predicted) and self.found_error > max(FAR, OPTIMISTIC * self.predicted)
+        """Whether the samples found are farther off than was predicted, by more than a prediction
+        may be."""
+        return math.isfinite(self.predicted) and self.found_error > max(
+            FAR, OPTIMISTIC * self.predicted
+        )
 
     @property
     def claimed(self) -> bool:
@@ -55,19 +62,27 @@ class Try:
 
     @property
     def fitness(self) -> float:
-        """Of a claim: its true error, also relative to the predicted one. Of the others: an error that was nearly claimed."""
+        """Of a claim: its true error, also relative to the predicted one. Of the others: an error
+        that was nearly claimed."""
         true = math.log10(min(max(self.error, self.label_error, 1e-16), 10.0))
         unknown = math.isnan(self.predicted)
         predicted = math.log10(1e6 if unknown else min(max(self.predicted, 1e-16), 1e6))
         if self.fooled:
             return 100.0
-        return true + 0.5 * (true - predicted) if self.claimed else true - max(0.0, predicted - math.log10(_LIMIT))
+        return (
+            true + 0.5 * (true - predicted)
+            if self.claimed
+            else true - max(0.0, predicted - math.log10(_LIMIT))
+        )
 
 
 def _leaves_halves(frame: FrameType | None) -> bool:
-    """Whether a module is being imported, traced or derived: cut in the midst, every later try would crash on what is left."""
+    """Whether a module is being imported, traced or derived: cut in the midst, every later try
+    would crash on what is left."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_filename.endswith(_PATCHING):
+        if frame.f_code.co_filename.startswith(
+            "<frozen importlib"
+        ) or frame.f_code.co_filename.endswith(_PATCHING):
             return True
         frame = frame.f_back
     return False
@@ -75,7 +90,8 @@ def _leaves_halves(frame: FrameType | None) -> bool:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """`TooLongError` after so many seconds of this process's own work: another machine's load changes nothing."""
+    """`TooLongError` after so many seconds of this process's own work: another machine's load
+    changes nothing."""
 
     def stop(_signal: int, frame: FrameType | None) -> None:
         if _leaves_halves(frame):
@@ -109,7 +125,8 @@ def relative_weights(kind: str, labels: Tensor, seed: int) -> Tensor:
 
 
 def false_count(leak: unsum.Leak, labels: Tensor, samples: int | None = None) -> str:
-    """How a claim about the number of samples would be false: of B true ones with `labels`, so many of which are different."""
+    """How a claim about the number of samples would be false: of B true ones with `labels`, so many
+    of which are different."""
     if leak.distinct > (len(labels) if samples is None else samples):
         return "counts: more distinct samples than there are"
     if not leak.counts_certain:

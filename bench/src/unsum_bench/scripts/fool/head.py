@@ -1,4 +1,5 @@
-"""The head's own certificate: a list of numbers and choices, the batch with its update that it describes, and one try at it."""
+"""The head's own certificate: a list of numbers and choices, the batch with its update that it
+describes, and one try at it."""
 
 from __future__ import annotations
 
@@ -21,21 +22,23 @@ from unsum_bench.scripts.fool.objectives import CHANGES, LOSSES, OBJECTIVES, mov
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
-    "classes": (2, 10), "batch": (1, 7), "inputs": (1, 24), "spread": (-7, 1), "margin": (0, 25), "weights": (-3, 1.5),
-    "condition": (0, 10), "size": (-3, 3), "scale": (-3, 3), "noise": (-12, -1), "twin": (-9, 0), "blend": (0, 1),
-    "smoothing": (0, 0.5), "foreign": (-8, 0), "flat": (-8, 0), "decay": (-6, 0), "hot": (-0.7, 0.7),
-    "strength": (-7, 0.5),
+    "classes": (2, 10), "batch": (1, 7), "inputs": (1, 24), "spread": (-7, 1), "margin": (0, 25),
+    "weights": (-3, 1.5), "condition": (0, 10), "size": (-3, 3), "scale": (-3, 3),
+    "noise": (-12, -1), "twin": (-9, 0), "blend": (0, 1), "smoothing": (0, 0.5), "foreign": (-8, 0),
+    "flat": (-8, 0), "decay": (-6, 0), "hot": (-0.7, 0.7), "strength": (-7, 0.5),
 }  # fmt: skip
 # Where most answers are exact; the search sets out from there towards the border.
 TAME_GENES = {
-    "classes": (5, 10), "batch": (1, 4), "inputs": (6, 24), "spread": (-1, 0.5), "margin": (0, 3), "weights": (-0.7, 0.5),
-    "condition": (0, 1.5), "size": (-1, 1), "scale": (-1, 1), "foreign": (-8, -6), "noise": (-12, -7), "twin": (-1.5, 0),
-    "flat": (-2, 0), "strength": (-6, -1),
+    "classes": (5, 10), "batch": (1, 4), "inputs": (6, 24), "spread": (-1, 0.5), "margin": (0, 3),
+    "weights": (-0.7, 0.5), "condition": (0, 1.5), "size": (-1, 1), "scale": (-1, 1),
+    "foreign": (-8, -6), "noise": (-12, -7), "twin": (-1.5, 0), "flat": (-2, 0),
+    "strength": (-6, -1),
 }  # fmt: skip
 CHOICES = {
     "labels": ("distinct", "random", "half", "same"),
     "twins": ("none", "same label", "other label", "proportional"),
-    "siblings": (1, 1, 1, 2, 2, 3),  # of every sample, itself counted: augmented views, P×K samplers
+    # of every sample, itself counted: augmented views, P×K samplers
+    "siblings": (1, 1, 1, 2, 2, 3),
     "flattened": (False, False, True),  # heads whose weights are nearly zero
     "client": ("plain", "plain", "plain", "decay", "autocast", "temperature", "uneven"),
     "weights are": WEIGHTS,
@@ -49,17 +52,27 @@ CHOICES = {
     "wide": (1, 1, 16),  # with many inputs a ReLU's zeros alone may separate the batch
     "dtype": ("float32", "float32", "float64", "float16", "bfloat16"),
     "soft": ("hard", "hard", "smooth", "mixup"),
-    "forged": ("no", "no", "no", "mixed batches", "rotated", "low rank", "rows swapped", "one entry"),
+    "forged": (
+        "no",
+        "no",
+        "no",
+        "mixed batches",
+        "rotated",
+        "low rank",
+        "rows swapped",
+        "one entry",
+    ),
     "reduction": ("mean", "mean", "sum"),
     "told": ("nothing", "nothing", "batch size", "labels", "loss"),
     "method": ("exact", "exact", "exact", "adaptive", "auto"),
 }
 TAME_CHOICES = {
-    "twins": ("none", "none", "same label", "other label", "proportional"), "noisy": (False, False, True),
+    "twins": ("none", "none", "same label", "other label", "proportional"),
+    "noisy": (False, False, True),
     "forged": ("no", "no", "no", "no", "no", "mixed batches", "low rank", "rotated"),
-    "dtype": ("float32", "float64"), "method": ("exact", "exact", "auto"), "bias": (True,), "flattened": (False,),
-    "zero_bias": (False,),
-    "biased_gradient": (True, True, False), "objective": ("plain",) * 20 + LOSSES + CHANGES,
+    "dtype": ("float32", "float64"), "method": ("exact", "exact", "auto"), "bias": (True,),
+    "flattened": (False,), "zero_bias": (False,), "biased_gradient": (True, True, False),
+    "objective": ("plain",) * 20 + LOSSES + CHANGES,
 }  # fmt: skip
 KIND = (
     "soft",
@@ -85,9 +98,12 @@ def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
 
 
 def child(first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:
-    """Some of both parents, or all of the first; a few numbers moved by about `step` of their range."""
+    """Some of both parents, or all of the first; a few numbers moved by about `step` of their
+    range."""
     mixed = chance.random() < 0.3
-    genome = {name: chance.choice((first[name], second[name])) if mixed else first[name] for name in first}
+    genome = {
+        name: chance.choice((first[name], second[name])) if mixed else first[name] for name in first
+    }
     for name, (low, high) in GENES.items():
         if chance.random() < 0.25:
             genome[name] = min(high, max(low, genome[name] + chance.gauss(0, step * (high - low))))
@@ -100,7 +116,8 @@ def child(first: Genome, second: Genome, chance: random.Random, step: float) -> 
 
 
 def told(genome: Genome) -> str:
-    """What the attacker is told, if it is true: labels where they are hard, the loss where it had no temperature or weights."""
+    """What the attacker is told, if it is true: labels where they are hard, the loss where it had
+    no temperature or weights."""
     heated = genome["client"] == "temperature" or genome.get("weights are") == "class weights"
     heated = heated or genome.get("objective", "plain") != "plain"
     untrue = {"labels": genome["soft"] != "hard", "loss": heated}
@@ -108,7 +125,11 @@ def told(genome: Genome) -> str:
 
 
 def kind(genome: Genome) -> str:
-    return ", ".join(f"{name} {value}" for name, value in (genome | {"told": told(genome)}).items() if name in KIND)
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in (genome | {"told": told(genome)}).items()
+        if name in KIND
+    )
 
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
@@ -155,13 +176,20 @@ def build(genome: Genome) -> Case:
     features, labels = _siblings(g, *_twins(g, features, labels, C, generator), generator)
     model = _head(g, features, labels, C, generator).to(dtype)
     targets = _targets(g, labels, C)
-    case = Case(model, _capture(model, features.to(dtype), targets.to(dtype), g), features.to(dtype), targets)
+    case = Case(
+        model,
+        _capture(model, features.to(dtype), targets.to(dtype), g),
+        features.to(dtype),
+        targets,
+    )
     return replace(case, update=_changed(g, case, generator))
 
 
 def _features(g: Genome, B: int, H: int, generator: torch.Generator) -> Tensor:
     shared = torch.randn(H, generator=generator, dtype=torch.float64)
-    features = shared + 10 ** g["spread"] * torch.randn(B, H, generator=generator, dtype=torch.float64)
+    features = shared + 10 ** g["spread"] * torch.randn(
+        B, H, generator=generator, dtype=torch.float64
+    )
     features = features.relu() if g["relu"] else features
     return 10 ** g["size"] * features
 
@@ -174,7 +202,9 @@ def _labels(g: Genome, B: int, C: int, generator: torch.Generator) -> Tensor:
     return labels
 
 
-def _twins(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _twins(
+    g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """One more sample, nearly or quite like the first."""
     if g["twins"] == "none":
         return features, labels
@@ -188,26 +218,34 @@ def _twins(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch
     return torch.cat([features, twin[None]]), torch.cat([labels, label[None]])
 
 
-def _siblings(g: Genome, features: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _siblings(
+    g: Genome, features: Tensor, labels: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Every sample with others of its own label around it."""
     n = g["siblings"]
     if n == 1:
         return features, labels
     distance = 0.0 if g["twin"] < -8.5 else 10 ** g["twin"]
-    steps = torch.randn(n * len(features), features.shape[1], generator=generator, dtype=torch.float64)
+    steps = torch.randn(
+        n * len(features), features.shape[1], generator=generator, dtype=torch.float64
+    )
     steps = steps / steps.norm(dim=1, keepdim=True).clamp_min(1e-30)
     many = features.repeat(n, 1)
     return many + distance * many.norm(dim=1, keepdim=True) * steps, labels.repeat(n)
 
 
-def _head(g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.Generator) -> nn.Linear:
+def _head(
+    g: Genome, features: Tensor, labels: Tensor, C: int, generator: torch.Generator
+) -> nn.Linear:
     H = features.shape[1]
     W = torch.randn(C, H, generator=generator, dtype=torch.float64) / H**0.5
     U, S, V = torch.linalg.svd(W, full_matrices=False)
     falling = 10 ** (-g["condition"] * torch.linspace(0, 1, len(S), dtype=torch.float64))
     W = 10 ** (g["weights"] - g["size"]) * (U * S * falling) @ V  # logits of a size of their own
     own = features - features.mean(0)
-    for row, label in zip(own / own.square().sum(1, keepdim=True).clamp_min(1e-30), labels, strict=True):
+    for row, label in zip(
+        own / own.square().sum(1, keepdim=True).clamp_min(1e-30), labels, strict=True
+    ):
         W[label] += g["margin"] * row
     model = nn.Linear(H, C, bias=g["bias"]).double()
     with torch.no_grad():
@@ -238,7 +276,9 @@ def _capture(model: nn.Linear, features: Tensor, targets: Tensor, g: Genome) -> 
     weights = torch.ones_like(losses)
     if g["client"] == "uneven":  # two micro-batches of unequal size, averaged alike
         weights[: len(weights) // 2 + 1] *= 3
-    weights = weights * relative_weights(g.get("weights are", "alike"), targets.argmax(1), g["seed"]).to(losses)
+    weights = weights * relative_weights(
+        g.get("weights are", "alike"), targets.argmax(1), g["seed"]
+    ).to(losses)
     ((losses * weights).sum() / (_total(g, weights) if g["reduction"] == "mean" else 1)).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.load_state_dict(sent.state_dict())
@@ -267,7 +307,10 @@ def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
         size = max(float(update.gradients["weight"].abs().max()), 1e-30)
         update = update.map(
             lambda _name, t: (
-                t + 10 ** g["noise"] * size * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+                t
+                + 10 ** g["noise"]
+                * size
+                * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
             )
         )
     if g["client"] == "autocast":
@@ -278,7 +321,8 @@ def _changed(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
 
 
 def _forged(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
-    """A gradient that no batch of this kind sends: parts of two, or a matrix that only looks like one."""
+    """A gradient that no batch of this kind sends: parts of two, or a matrix that only looks like
+    one."""
     kind, update, part = g["forged"], case.update, 10 ** g["foreign"]
     if g["client"] == "decay":  # the claimed batch alone would not send it
         return update
@@ -288,14 +332,26 @@ def _forged(g: Genome, case: Case, generator: torch.Generator) -> unsum.Update:
     if kind == "mixed batches":
         other = build(
             g
-            | {"forged": "no", "seed": g["seed"] + 1, "noisy": False, "scale": 0.0, "dtype": "float64", "twins": "none"}
+            | {
+                "forged": "no",
+                "seed": g["seed"] + 1,
+                "noisy": False,
+                "scale": 0.0,
+                "dtype": "float64",
+                "twins": "none",
+            }
         )
         return update.map(
-            lambda name, t: t + part * other.update.gradients[name].to(t) if name in other.update.gradients else t
+            lambda name, t: (
+                t + part * other.update.gradients[name].to(t)
+                if name in other.update.gradients
+                else t
+            )
         )
     if kind == "rotated":
         turn = torch.linalg.qr(
-            torch.eye(W.shape[1]).double() + part * torch.randn(W.shape[1], W.shape[1], generator=generator).double()
+            torch.eye(W.shape[1]).double()
+            + part * torch.randn(W.shape[1], W.shape[1], generator=generator).double()
         )[0]
         return update.map(lambda name, t: (t.double() @ turn).to(t) if name == "weight" else t)
     if kind == "low rank":

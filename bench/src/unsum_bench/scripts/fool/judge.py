@@ -36,7 +36,8 @@ def timed(
     judge: Callable[[unsum.Leak], Verdict],
     found: Callable[[unsum.Leak], float] = lambda _leak: math.nan,
 ) -> Try:
-    """The attack within its time, what the judge says about a claim, and the error of what was `found`, if that is known."""
+    """The attack within its time, what the judge says about a claim, and the error of what was
+    `found`, if that is known."""
     start = time.process_time()
     try:
         with deadline(seconds):
@@ -49,21 +50,37 @@ def timed(
     ended = "claimed" if leak.exact else "not claimed"
     predicted = math.inf if math.isnan(leak.predicted_error) else leak.predicted_error
     error, label_error, bad = judge(leak)
-    return Try(genome, ended, error, label_error, predicted, bad if leak.exact else "", took, found(leak))
+    return Try(
+        genome, ended, error, label_error, predicted, bad if leak.exact else "", took, found(leak)
+    )
 
 
 def nearest(true: torch.Tensor, leak: unsum.Leak) -> float:
-    """The largest distance of a found sample's features from the nearest true ones, relative; NaN where none is predicted."""
-    if math.isnan(leak.predicted_error) or leak.batch_size == 0 or leak.features.shape[1:] != true.shape[1:]:
+    """The largest distance of a found sample's features from the nearest true ones, relative; NaN
+    where none is predicted."""
+    if (
+        math.isnan(leak.predicted_error)
+        or leak.batch_size == 0
+        or leak.features.shape[1:] != true.shape[1:]
+    ):
         return math.nan
-    apart = torch.cdist(leak.features.double(), true.double()) / true.double().norm(dim=1).clamp_min(1e-300)
+    apart = torch.cdist(leak.features.double(), true.double()) / true.double().norm(
+        dim=1
+    ).clamp_min(1e-300)
     return float(apart.amin(1).max())
 
 
 def against_truth(case: Case, G: torch.Tensor, leak: unsum.Leak) -> Verdict:
-    """Features, labels, and how a claim of them would be false; G (B, C) is what the loss sends to the logits."""
+    """Features, labels, and how a claim of them would be false; G (B, C) is what the loss sends to
+    the logits."""
     error, label_error = min((_errors(one, leak) for one in _findable(case, G, leak)), key=max)
-    bad = "features" if not error <= FALSE_CLAIM else "labels" if not label_error <= WRONG_TARGET else ""
+    bad = (
+        "features"
+        if not error <= FALSE_CLAIM
+        else "labels"
+        if not label_error <= WRONG_TARGET
+        else ""
+    )
     return error, label_error, bad or false_count(leak, case.targets.argmax(1).cpu())
 
 
@@ -84,31 +101,41 @@ def _errors(case: Case, leak: unsum.Leak) -> tuple[float, float]:
     true, found = case.features.double(), leak.features.double()
     apart = torch.cdist(true, found) / true.norm(dim=1, keepdim=True).clamp_min(1e-300)
     error = float(torch.maximum(apart.amin(0).max(), apart.amin(1).max()))
-    return _number(error), _number(_target_error(case.targets.double(), leak.targets.double(), apart))
+    return _number(error), _number(
+        _target_error(case.targets.double(), leak.targets.double(), apart)
+    )
 
 
 def _findable(case: Case, G: torch.Tensor, leak: unsum.Leak) -> list[Case]:
-    """The case without samples that the model predicts so well that they send nothing; and with those of them that were found."""
+    """The case without samples that the model predicts so well that they send nothing; and with
+    those of them that were found."""
     true = case.features.double()
     sent = G.norm(dim=1) * true.norm(dim=1)
     traced = (sent > TRACE * sent.max()) & (sent > 0)
     found = torch.cdist(true, leak.features.double()).amin(1) <= FALSE_CLAIM * true.norm(dim=1)
     kinds = (traced, traced | found)
-    return [replace(case, features=case.features[kept], targets=case.targets[kept]) for kept in kinds]
+    return [
+        replace(case, features=case.features[kept], targets=case.targets[kept]) for kept in kinds
+    ]
 
 
 def _unexplained(case: Case, leak: unsum.Leak) -> float:
-    """How much of the gradient the claimed batch leaves, relative: its own gradient, times the scale it claims."""
+    """How much of the gradient the claimed batch leaves, relative: its own gradient, times the
+    scale it claims."""
     G = leak.logits.softmax(1) - leak.targets
     factor = leak.scale / (leak.batch_size if case.update.reduction == "mean" else 1)
     sent = case.update.gradients["weight"].double()
-    return float((factor * G.T @ leak.features.double() - sent).norm() / sent.norm().clamp_min(1e-300))
+    return float(
+        (factor * G.T @ leak.features.double() - sent).norm() / sent.norm().clamp_min(1e-300)
+    )
 
 
 def _target_error(true: torch.Tensor, found: torch.Tensor, apart: torch.Tensor) -> float:
-    """The largest difference between a found sample's targets and those of the true samples (rows of `apart`) that it stands for.
+    """The largest difference between a found sample's targets and those of the true samples (rows
+    of `apart`) that it stands for.
 
-    Several samples with equal features send what one of their mean target sends, whatever each of them weighs.
+    Several samples with equal features send what one of their mean target sends, whatever each of
+    them weighs.
     """
     errors = [
         1.0 if not len(near := true[apart[:, i] <= FALSE_CLAIM]) else _outside(near, found[i])

@@ -1,10 +1,12 @@
-"""Can a claim about maps be fooled? Small networks that end in convolutions, each attacked and held against its truth.
+"""Can a claim about maps be fooled? Small networks that end in convolutions, each attacked and held
+against its truth.
 
-Bred from what two convolutions' spaces cannot see: twins and mixtures, faint samples, a mode or statistics that are declared
-wrongly, rounding, noise and weight decay on the gradient, losses that nobody declared, one tensor that was forged. A claim is
-false when a found sample's features, or its maps, are more than 1 % away from every true one's, when a sample that sends more
-than 1e-5 of the first convolution's gradient is missing, or when a label is wrong. Where the answer says that a factor of all
-maps is open, maps are compared but for that factor.
+Bred from what two convolutions' spaces cannot see: twins and mixtures, faint samples, a mode or
+statistics that are declared wrongly, rounding, noise and weight decay on the gradient, losses that
+nobody declared, one tensor that was forged. A claim is false when a found sample's features, or its
+maps, are more than 1 % away from every true one's, when a sample that sends more than 1e-5 of the
+first convolution's gradient is missing, or when a label is wrong. Where the answer says that a
+factor of all maps is open, maps are compared but for that factor.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from unsum_bench.scripts.fool.judge import Verdict, nearest, timed
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
-    "classes": (1.51, 8.49), "batch": (0.51, 4.49), "channels": (15.51, 64.49), "twin": (-4.5, 0), "mixed": (0, 1),
-    "head": (-1, 1.5), "size": (-1, 1), "noise": (-9, -2), "faint": (-7, 0), "decay": (-8, -1), "forgery": (-7, 0),
-    "blend": (0, 0.5), "heat": (-0.5, 0.5), "shift": (-1, 1),
+    "classes": (1.51, 8.49), "batch": (0.51, 4.49), "channels": (15.51, 64.49), "twin": (-4.5, 0),
+    "mixed": (0, 1), "head": (-1, 1.5), "size": (-1, 1), "noise": (-9, -2), "faint": (-7, 0),
+    "decay": (-8, -1), "forgery": (-7, 0), "blend": (0, 0.5), "heat": (-0.5, 0.5), "shift": (-1, 1),
 }  # fmt: skip
 CHOICES = {
     "block": ("plain", "basic", "bottleneck"),
@@ -68,9 +70,9 @@ ORDINARY = {
     "size": (-0.2, 0.2),
 }
 ORDINARY_CHOICES = {
-    "side": (3,), "norm": ("batch",), "mode": ("right",), "statistics": ("none",), "alike": ("none",), "soft": ("hard",),
-    "loss": ("cross-entropy",), "declared": (False,), "reduction": ("mean",), "scale": (1.0,), "harm": ("none",),
-    "dtype": ("float32",),
+    "side": (3,), "norm": ("batch",), "mode": ("right",), "statistics": ("none",),
+    "alike": ("none",), "soft": ("hard",), "loss": ("cross-entropy",), "declared": (False,),
+    "reduction": ("mean",), "scale": (1.0,), "harm": ("none",), "dtype": ("float32",),
 }  # fmt: skip
 _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
@@ -94,7 +96,9 @@ def draw_genome(chance: random.Random, ranges: Ranges, *, tame: bool) -> Genome:
     share = 1.0 if tame else chance.random()
     genome: Genome = {"seed": chance.randrange(1 << 30)}
     for name, ends in ranges.genes.items():
-        genome[name] = chance.uniform(*(ranges.ordinary.get(name, ends) if chance.random() < share else ends))
+        genome[name] = chance.uniform(
+            *(ranges.ordinary.get(name, ends) if chance.random() < share else ends)
+        )
     for name, values in ranges.choices.items():
         usual = tame or chance.random() < share
         genome[name] = chance.choice(ranges.ordinary_choices.get(name, values) if usual else values)
@@ -120,7 +124,8 @@ def kind(genome: Genome) -> str:
 
 
 class Block(nn.Module):
-    """What reads the maps: two convolutions, or a bottleneck's three; with a shortcut but where it is plain."""
+    """What reads the maps: two convolutions, or a bottleneck's three; with a shortcut but where it
+    is plain."""
 
     def __init__(self, g: Genome) -> None:
         super().__init__()
@@ -132,8 +137,16 @@ class Block(nn.Module):
             norm = {"batch": nn.BatchNorm2d, "group": lambda c: nn.GroupNorm(1, c)}.get(
                 g["norm"], lambda _: nn.Identity()
             )
-            parts += [nn.Conv2d(n, m, size, 1, size // 2, bias=g["bias"]), norm(m), _ACTIVATIONS[g["activation"]]()]
-        self.parts, self.end, self.shortcut = nn.Sequential(*parts[:-1]), parts[-1], g["block"] != "plain"
+            parts += [
+                nn.Conv2d(n, m, size, 1, size // 2, bias=g["bias"]),
+                norm(m),
+                _ACTIVATIONS[g["activation"]](),
+            ]
+        self.parts, self.end, self.shortcut = (
+            nn.Sequential(*parts[:-1]),
+            parts[-1],
+            g["block"] != "plain",
+        )
         self.channels = wide
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +155,8 @@ class Block(nn.Module):
 
 
 def _network(g: Genome) -> nn.Sequential:
-    """For pictures whose maps have the genome's side; BatchNorm has weights of its own and statistics of some pictures."""
+    """For pictures whose maps have the genome's side; BatchNorm has weights of its own and
+    statistics of some pictures."""
     block = Block(g)
     stem = nn.Sequential(nn.Conv2d(3, block.channels, 3, 2, 1), nn.ReLU())
     head = nn.Linear(block.channels, round(g["classes"]))
@@ -152,7 +166,8 @@ def _network(g: Genome) -> nn.Sequential:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, 0, 0.2)
     with torch.no_grad():
-        stem[0].bias += g.get("lifted", 0.0) * 10 ** g["size"] * torch.rand(block.channels)  # up to positive throughout
+        # up to positive throughout
+        stem[0].bias += g.get("lifted", 0.0) * 10 ** g["size"] * torch.rand(block.channels)
         head.weight *= 10 ** g["head"]
         for _ in range(10):
             model(_pictures(g, 8))
@@ -238,18 +253,26 @@ def _sent(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor, weights: Tensor
 
         return hook
 
-    watched = {name: m for name, m in client.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    watched = {
+        name: m for name, m in client.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)
+    }
     for name, module in watched.items():
         module.register_forward_hook(keep(name))
     total = (loss_of(g, client(x), Y) * weights).sum() / (len(x) if g["reduction"] == "mean" else 1)
     parameters = dict(client.named_parameters())
-    first = next(name for name, m in watched.items() if name != "0.0" and getattr(m, "kernel_size", 0) == (3, 3))
+    first = next(
+        name
+        for name, m in watched.items()
+        if name != "0.0" and getattr(m, "kernel_size", 0) == (3, 3)
+    )
     found = torch.autograd.grad(total, [*parameters.values(), written[first]])
     gradients = dict(zip(parameters, found, strict=False))
     patches, delta = F.unfold(reads[first], 3, padding=1).double(), found[-1].flatten(2).double()
     shares = (delta @ patches.mT).flatten(1).norm(dim=1)
     update = unsum.Update(
-        harmed(g, model, gradients), reduction=g["reduction"], statistics=_statistics(g, model, client)
+        harmed(g, model, gradients),
+        reduction=g["reduction"],
+        statistics=_statistics(g, model, client),
     )
     update = update.map(lambda _, t: t.to(getattr(torch, g["dtype"])))
     model.train(g["train"] == (g["mode"] == "right"))
@@ -261,14 +284,19 @@ def _statistics(g: Genome, model: nn.Module, client: nn.Module) -> BatchStatisti
         return BatchStatistics()
     read = read_statistics(model, model.state_dict(), client.state_dict())
     wrong = g["shift"] if g["statistics"] == "wrong" else 0.0
-    return replace(read, means={name: mean + wrong * mean.std() for name, mean in read.means.items()})
+    return replace(
+        read, means={name: mean + wrong * mean.std() for name, mean in read.means.items()}
+    )
 
 
 def harmed(g: Genome, model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """What becomes of the gradient on its way."""
     sent = {name: g["scale"] * t for name, t in gradients.items()}
     if g["harm"] == "noise":
-        return {name: t + 10 ** g["noise"] * t.abs().max() * torch.randn_like(t) for name, t in sent.items()}
+        return {
+            name: t + 10 ** g["noise"] * t.abs().max() * torch.randn_like(t)
+            for name, t in sent.items()
+        }
     if g["harm"] == "decay":
         weights = dict(model.named_parameters())
         return {name: t + 10 ** g["decay"] * weights[name].detach() for name, t in sent.items()}
@@ -316,7 +344,8 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
 
 
 def judged(apart: Tensor, shares: Tensor, Y: Tensor, targets: Tensor) -> Verdict:
-    """Of R found and B true samples at distances (R, B): errors, of labels too, and how a claim of them would be false."""
+    """Of R found and B true samples at distances (R, B): errors, of labels too, and how a claim of
+    them would be false."""
     wrong, missing = float(apart.amin(1).max()), float(apart[:, shares > TRACE].amin(0).max())
     off = max(label_error(Y[apart[i] <= FALSE_CLAIM], targets[i]) for i in range(len(apart)))
     how = (

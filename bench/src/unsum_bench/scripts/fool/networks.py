@@ -18,13 +18,20 @@ from unsum_bench.scripts.cases import Case
 from unsum_bench.scripts.fool.common import FALSE_CLAIM, Genome, Try
 from unsum_bench.scripts.fool.judge import Verdict, against_truth, timed
 
-GENES = {"factor": (-1.5, 1.5), "classes": (4, 12), "batch": (1, 5), "inputs": (6, 24), "size": (-1, 1)}
+GENES = {
+    "factor": (-1.5, 1.5),
+    "classes": (4, 12),
+    "batch": (1, 5),
+    "inputs": (6, 24),
+    "size": (-1, 1),
+}
 CHOICES = {
     "twist": (
-        "none", "none", "scaled", "in place", "residual", "soft cap", "train mode", "log softmax", "twice", "tied",
-        "subclass", "hook on input", "hook on output", "hook on weight", "hook on model", "weight norm",
-        "subclass in train mode", "clipped subclass", "clipped activation", "scaled input", "scaled hidden",
-        "scaled by the batch", "hook on hidden", "reversed gradient", "body twice", "body residual", "shared body",
+        "none", "none", "scaled", "in place", "residual", "soft cap", "train mode", "log softmax",
+        "twice", "tied", "subclass", "hook on input", "hook on output", "hook on weight",
+        "hook on model", "weight norm", "subclass in train mode", "clipped subclass",
+        "clipped activation", "scaled input", "scaled hidden", "scaled by the batch",
+        "hook on hidden", "reversed gradient", "body twice", "body residual", "shared body",
         "dropout", "pruned",
     ),
     "layer": ("head", "body", "first"),  # that is subclassed or hooked
@@ -109,7 +116,11 @@ class Network(nn.Module):
 
     def _change(self, name: str) -> None:
         layer = getattr(self, name)
-        subclasses = {"subclass": Scaled, "subclass in train mode": ScaledInTrainMode, "clipped subclass": Clipped}
+        subclasses = {
+            "subclass": Scaled,
+            "subclass in train mode": ScaledInTrainMode,
+            "clipped subclass": Clipped,
+        }
         if self.twist in subclasses:
             layer.__class__ = subclasses[self.twist]
             layer.factor = self.factor
@@ -188,7 +199,9 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     logits = model(x)  # once: dropout draws anew in every pass
     nn.functional.cross_entropy(logits, targets).backward()
     read = {name: tensor.detach() for name, tensor in network.read.items()}
-    update = unsum.Update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    update = unsum.Update(
+        {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    )
     model.zero_grad()
     if genome["handed over"] == "in eval mode":
         model.eval()
@@ -207,7 +220,8 @@ def _attacked(genome: Genome, model: nn.Module, update: unsum.Update) -> unsum.L
 
 
 def _judged(case: Case, G: Tensor, read: dict[str, Tensor], leak: unsum.Leak) -> Verdict:
-    """Features and labels as elsewhere; what layers read, and inputs that are called exact, must be the client's, too."""
+    """Features and labels as elsewhere; what layers read, and inputs that are called exact, must be
+    the client's, too."""
     if leak.batch_size == 0:
         return math.inf, math.inf, "no sample"
     error, label_error, bad = against_truth(case, G, leak)
@@ -217,6 +231,11 @@ def _judged(case: Case, G: Tensor, read: dict[str, Tensor], leak: unsum.Leak) ->
     for name, found in claimed.items():
         if len(found):
             found = found.flatten(1).double()
-            off = float(torch.cdist(found, read[name].double()).amin(1).div(found.norm(dim=1)).max())
-            error, bad = max(error, off), bad or ("" if off <= FALSE_CLAIM else f"what {name or 'the model'} read")
+            off = float(
+                torch.cdist(found, read[name].double()).amin(1).div(found.norm(dim=1)).max()
+            )
+            error, bad = (
+                max(error, off),
+                bad or ("" if off <= FALSE_CLAIM else f"what {name or 'the model'} read"),
+            )
     return error, label_error, bad

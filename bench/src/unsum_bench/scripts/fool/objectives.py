@@ -1,6 +1,8 @@
-"""What a client may minimize or send in the place of a plain mean of cross-entropies, without a word about it.
+"""What a client may minimize or send in the place of a plain mean of cross-entropies, without a
+word about it.
 
-Each kind has a strength: at zero the client is plain. So the search finds how much of it a claim still passes over.
+Each kind has a strength: at zero the client is plain. So the search finds how much of it a claim
+still passes over.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from torch.nn import functional as F
 
 # Of the loss of each sample.
 LOSSES = (
-    "margin", "prior", "other classes damped", "entropy", "partition", "large logits", "ascent", "one weight",
-    "hard samples", "easy samples", "two labels",
+    "margin", "prior", "other classes damped", "entropy", "partition", "large logits", "ascent",
+    "one weight", "hard samples", "easy samples", "two labels",
 )  # fmt: skip
 # Of the gradient on its way.
 CHANGES = (
-    "centralized", "rate of biases", "decay of weights", "decay of biases", "absolute decay", "clipped values",
-    "one row", "rate of a layer",
+    "centralized", "rate of biases", "decay of weights", "decay of biases", "absolute decay",
+    "clipped values", "one row", "rate of a layer",
 )  # fmt: skip
 OBJECTIVES = (*["plain"] * (len(LOSSES) + len(CHANGES) + 1), *LOSSES, *CHANGES, "other weights")
 
@@ -54,8 +56,11 @@ def losses(kind: str, strength: float, logits: Tensor, Y: Tensor) -> Tensor:
     return plain
 
 
-def changed(kind: str, strength: float, gradients: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The gradients after what the client's optimizer does to them; the last layer's are those of `strength`."""
+def changed(
+    kind: str, strength: float, gradients: dict[str, Tensor], model: nn.Module
+) -> dict[str, Tensor]:
+    """The gradients after what the client's optimizer does to them; the last layer's are those of
+    `strength`."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     last = list(gradients)[-1].rpartition(".")[0]
 
@@ -81,7 +86,8 @@ def changed(kind: str, strength: float, gradients: dict[str, Tensor], model: nn.
 
 
 def moved(model: nn.Module, strength: float, generator: torch.Generator) -> None:
-    """Other weights than the server sent: a stale round, a step uphill as SAM takes it, weights that were rounded."""
+    """Other weights than the server sent: a stale round, a step uphill as SAM takes it, weights
+    that were rounded."""
     with torch.no_grad():
         for p in model.parameters():
             step = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)

@@ -1,7 +1,9 @@
-"""Can a claim about peeled inputs be fooled? Random small networks and batches, each attacked and held against its truth.
+"""Can a claim about peeled inputs be fooled? Random small networks and batches, each attacked and
+held against its truth.
 
-A claim is false when a claimed input is more than 1 % away from every true one, when its label is another's, or when all inputs
-are claimed and a sample that sends more than 1e-5 of the gradient is not among them.
+A claim is false when a claimed input is more than 1 % away from every true one, when its label is
+another's, or when all inputs are claimed and a sample that sends more than 1e-5 of the gradient is
+not among them.
 """
 
 from __future__ import annotations
@@ -20,15 +22,23 @@ from torch import Tensor, nn
 import unsum
 from unsum.errors import UnsumError
 from unsum_bench.scripts.fool import objectives
-from unsum_bench.scripts.fool.common import WEIGHTS, Genome, TooLongError, Try, deadline, relative_weights
+from unsum_bench.scripts.fool.common import (
+    WEIGHTS,
+    Genome,
+    TooLongError,
+    Try,
+    deadline,
+    relative_weights,
+)
 from unsum_bench.scripts.fool.objectives import OBJECTIVES
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
-    "classes": (1.51, 10.49), "batch": (0.51, 6.49), "inputs": (1.51, 40.49), "width": (3.51, 60.49), "depth": (-0.49, 3.49),
-    "gain": (-1.5, 1.0), "spread": (-3, 0.3), "twin": (-5, 0), "noise": (-9, -2), "size": (-1.5, 1.5), "blend": (0, 0.5),
+    "classes": (1.51, 10.49), "batch": (0.51, 6.49), "inputs": (1.51, 40.49),
+    "width": (3.51, 60.49), "depth": (-0.49, 3.49), "gain": (-1.5, 1.0), "spread": (-3, 0.3),
+    "twin": (-5, 0), "noise": (-9, -2), "size": (-1.5, 1.5), "blend": (0, 0.5),
     "strength": (-6, 0.5),
 }  # fmt: skip
 CHOICES = {
@@ -54,17 +64,19 @@ CHOICES = {
     "method": ("layers", "layers", "layers", "attack", "phong-input"),
 }
 # What most clients send; here the yield is measured.
-ORDINARY = {"classes": (3.51, 10.49), "batch": (0.51, 4.49), "inputs": (11.51, 40.49), "width": (19.51, 60.49),
+ORDINARY = {"classes": (3.51, 10.49), "batch": (0.51, 4.49), "inputs": (11.51, 40.49),
+"width": (19.51, 60.49),
             "depth": (0.51, 2.49), "gain": (0.0, 0.4), "spread": (-0.5, 0.3)}  # fmt: skip
 ORDINARY_CHOICES = {
-    "activation": ("relu", "leaky", "elu", "gelu", "tanh", "sigmoid"), "labels": ("distinct", "random"), "soft": ("hard",),
-    "twins": ("none",), "dtype": ("float32",), "noisy": (False,), "reduction": ("mean",), "scale": (1.0,), "told": ("nothing",),
+    "activation": ("relu", "leaky", "elu", "gelu", "tanh", "sigmoid"),
+    "labels": ("distinct", "random"), "soft": ("hard",), "twins": ("none",), "dtype": ("float32",),
+    "noisy": (False,), "reduction": ("mean",), "scale": (1.0,), "told": ("nothing",),
     "loss": ("cross-entropy",), "method": ("layers",), "convolution": (False,),
     "objective": ("plain",),
 }  # fmt: skip
 ACTIVATIONS = {
-    "relu": nn.ReLU, "leaky": lambda: nn.LeakyReLU(0.2), "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid, "softplus": nn.Softplus,
+    "relu": nn.ReLU, "leaky": lambda: nn.LeakyReLU(0.2), "elu": nn.ELU, "gelu": nn.GELU,
+    "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "softplus": nn.Softplus,
 }  # fmt: skip
 
 
@@ -77,12 +89,15 @@ class Case:
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
-    """As most clients send them; or some genes so and the others, siblings among them, from anywhere: far from all that is
-    ordinary hardly anything is claimed, and only claims can be false."""
+    """As most clients send them; or some genes so and the others, siblings among them, from
+    anywhere: far from all that is ordinary hardly anything is claimed, and only claims can be
+    false."""
     share = 1.0 if tame else chance.random()
     genome: Genome = {"seed": chance.randrange(1 << 30)}
     for name, ends in GENES.items():
-        genome[name] = chance.uniform(*(ORDINARY.get(name, ends) if chance.random() < share else ends))
+        genome[name] = chance.uniform(
+            *(ORDINARY.get(name, ends) if chance.random() < share else ends)
+        )
     for name, values in CHOICES.items():
         usual = tame or (name not in ("twins", "told") and chance.random() < share)
         genome[name] = chance.choice(ORDINARY_CHOICES.get(name, values) if usual else values)
@@ -127,7 +142,9 @@ def _network(g: Genome, shape: tuple[int, ...], C: int) -> nn.Sequential:
     return model
 
 
-def _with_siblings(g: Genome, model: nn.Sequential, x: Tensor, labels: Tensor, C: int) -> tuple[Tensor, Tensor]:
+def _with_siblings(
+    g: Genome, model: nn.Sequential, x: Tensor, labels: Tensor, C: int
+) -> tuple[Tensor, Tensor]:
     """Further samples near the first, or near each: equal ones at the least distance."""
     if g["twins"] == "none":
         return x, labels
@@ -149,7 +166,8 @@ def _direction(g: Genome, model: nn.Sequential, near: Tensor) -> Tensor:
         return torch.ones_like(near)
     step = torch.randn_like(near)
     first = model[0]
-    if g["direction"] == "hidden" and isinstance(first, nn.Linear):  # hardly seen by the first layer
+    # hardly seen by the first layer
+    if g["direction"] == "hidden" and isinstance(first, nn.Linear):
         rows = torch.linalg.svd(first.weight.detach(), full_matrices=False)[2]
         step = step - 0.9 * step @ rows.T @ rows
     return step
@@ -184,7 +202,9 @@ def _update(g: Genome, model: nn.Sequential, x: Tensor, Y: Tensor) -> unsum.Upda
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     model.load_state_dict(sent_out)
-    update = unsum.Update(objectives.changed(odd, strength, gradients, model), reduction=g["reduction"])
+    update = unsum.Update(
+        objectives.changed(odd, strength, gradients, model), reduction=g["reduction"]
+    )
     return sent(g, update)
 
 
@@ -192,7 +212,9 @@ def sent(g: Genome, update: unsum.Update) -> unsum.Update:
     """What becomes of the gradient on its way: scaled, noised, rounded."""
     update = update.map(lambda _name, t: g["scale"] * t)
     if g["noisy"]:
-        update = update.map(lambda _name, t: t + 10 ** g["noise"] * t.abs().max() * torch.randn_like(t))
+        update = update.map(
+            lambda _name, t: t + 10 ** g["noise"] * t.abs().max() * torch.randn_like(t)
+        )
     if g["dtype"] in ("float16", "bfloat16"):
         update = update.map(lambda _name, t: t.to(getattr(torch, g["dtype"])))
     return update
@@ -230,13 +252,20 @@ def _attacked(genome: Genome, case: Case) -> Answer:
         known["labels"] = case.Y.argmax(1)
     if genome["method"] == "phong-input":
         granted = len(case.x) if genome["told"] == "batch size" else None
-        peeled = unsum.peel(case.model, unsum.Update(case.update.gradients, batch_size=granted), method="phong-input")
+        peeled = unsum.peel(
+            case.model,
+            unsum.Update(case.update.gradients, batch_size=granted),
+            method="phong-input",
+        )
         return Answer(peeled.inputs, peeled.exact, None, float(peeled.errors.max()))
     if genome["method"] == "layers":
         leak = unsum.separate(case.model, case.update, loss=genome["loss"], **known)
         peeled = unsum.peel(case.model, case.update, leak)
         return Answer(
-            peeled.inputs if peeled.complete else None, peeled.exact, leak.targets, float(peeled.errors.max())
+            peeled.inputs if peeled.complete else None,
+            peeled.exact,
+            leak.targets,
+            float(peeled.errors.max()),
         )
     leak = unsum.attack(case.model, case.update, loss=genome["loss"], **known)
     return Answer(leak.inputs, leak.inputs_exact, leak.targets, leak.predicted_error)
@@ -246,7 +275,9 @@ def _judged(genome: Genome, case: Case, answer: Answer, seconds: float) -> Try:
     if answer.inputs is None or answer.exact is None:
         return Try(genome, "not claimed", predicted=answer.predicted, seconds=seconds)
     true = case.x.flatten(1).double()
-    apart = torch.cdist(answer.inputs.flatten(1).double(), true) / true.norm(dim=1).clamp_min(1e-300)
+    apart = torch.cdist(answer.inputs.flatten(1).double(), true) / true.norm(dim=1).clamp_min(
+        1e-300
+    )
     apart = apart.nan_to_num(torch.inf)
     claimed = answer.exact
     wrong = float(apart[claimed].amin(1).max()) if bool(claimed.any()) else 0.0
@@ -266,7 +297,8 @@ def _judged(genome: Genome, case: Case, answer: Answer, seconds: float) -> Try:
 
 
 def label_error(case: Case, answer: Answer, apart: Tensor) -> float:
-    """The largest distance of a claimed input's target from those of the true samples that it is, or in their mean."""
+    """The largest distance of a claimed input's target from those of the true samples that it is,
+    or in their mean."""
     errors = [0.0]
     assert answer.exact is not None
     for i in answer.exact.nonzero()[:, 0].tolist() if answer.targets is not None else []:
@@ -281,7 +313,9 @@ def _sent(case: Case) -> Tensor:
     weight = next(case.model.parameters())
     sizes = []
     for x, y in zip(case.x, case.Y, strict=True):
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(case.model(x[None]), y[None]), weight)
+        (gradient,) = torch.autograd.grad(
+            nn.functional.cross_entropy(case.model(x[None]), y[None]), weight
+        )
         sizes.append(gradient.double().norm())
     sent = torch.stack(sizes)
     return sent / sent.max().clamp_min(1e-300)

@@ -1,10 +1,12 @@
-"""Can a claim about pixels be fooled? Small convolutional networks, whose maps are granted, rightly or not.
+"""Can a claim about pixels be fooled? Small convolutional networks, whose maps are granted, rightly
+or not.
 
-Bred from what a replay of the gradient cannot see: pictures that are alike, flat or faint, maps of another picture or of a
-mixture, maps of which channels are missing, noise on maps and gradients, labels exchanged, a BatchNorm with a large ε, dead
-channels, statistics that were not sent, or wrongly. A claim is false when a picture that it vouches for is more than 1 % away
-from the true one of its place. Where the answer vouches for pictures but for one contrast that all share, they are compared but
-for that.
+Bred from what a replay of the gradient cannot see: pictures that are alike, flat or faint, maps of
+another picture or of a mixture, maps of which channels are missing, noise on maps and gradients,
+labels exchanged, a BatchNorm with a large ε, dead channels, statistics that were not sent, or
+wrongly. A claim is false when a picture that it vouches for is more than 1 % away from the true one
+of its place. Where the answer vouches for pictures but for one contrast that all share, they are
+compared but for that.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ SIDE, CLASSES = 8, 4
 FIRST, SECOND = "3", "6"  # convolutions whose input may be granted
 
 GENES = {
-    "batch": (0.51, 3.49), "channels": (5.51, 20.49), "contrast": (-2, 1), "offset": (-2, 2), "twin": (-5, 0),
-    "map_noise": (-8, -1), "mixed": (0, 1), "noise": (-9, -2), "decay": (-8, -1), "forgery": (-7, 0), "epsilon": (-6, -1),
-    "head": (-1, 1.5), "missing": (0, 0.6), "shift": (-1, 1),
+    "batch": (0.51, 3.49), "channels": (5.51, 20.49), "contrast": (-2, 1), "offset": (-2, 2),
+    "twin": (-5, 0), "map_noise": (-8, -1), "mixed": (0, 1), "noise": (-9, -2), "decay": (-8, -1),
+    "forgery": (-7, 0), "epsilon": (-6, -1), "head": (-1, 1.5), "missing": (0, 0.6),
+    "shift": (-1, 1),
 }  # fmt: skip
 CHOICES = {
     "layer": (FIRST, FIRST, SECOND),
@@ -54,8 +57,8 @@ ORDINARY = {
     "head": (-0.3, 0.3),
 }
 ORDINARY_CHOICES = {
-    "layer": (FIRST,), "stride": (1,), "statistics": ("none",), "pictures": ("drawn",), "maps": ("true",), "gradient": ("sent",),
-    "norms": ("fresh",), "dtype": ("float32",),
+    "layer": (FIRST,), "stride": (1,), "statistics": ("none",), "pictures": ("drawn",),
+    "maps": ("true",), "gradient": ("sent",), "norms": ("fresh",), "dtype": ("float32",),
 }  # fmt: skip
 
 
@@ -81,18 +84,28 @@ def build(g: Genome) -> Case:
     model, x = _network(g), _pictures(g)
     labels = torch.randint(CLASSES, (len(x),))
     client = copy.deepcopy(model).train(g["train"])
-    update = unsum.capture(client, x, labels, train=g["train"], buffers=g["statistics"] != "none" and g["train"])
+    update = unsum.capture(
+        client, x, labels, train=g["train"], buffers=g["statistics"] != "none" and g["train"]
+    )
     if g["statistics"] == "wrong" and update.statistics.means:
-        moved = {name: mean + g["shift"] * mean.std() for name, mean in update.statistics.means.items()}
+        moved = {
+            name: mean + g["shift"] * mean.std() for name, mean in update.statistics.means.items()
+        }
         update = replace(update, statistics=replace(update.statistics, means=moved))
-    update = replace(update, gradients=harmed(g | {"scale": 1.0, "harm": g["gradient"]}, model, update.gradients))
+    update = replace(
+        update, gradients=harmed(g | {"scale": 1.0, "harm": g["gradient"]}, model, update.gradients)
+    )
     update = update.map(lambda _, t: t.to(getattr(torch, g["dtype"])))
     model.train(g["train"])
     with torch.no_grad():
         read = copy.deepcopy(model)
         maps = read_by(read, g["layer"], x)
-        strangers = read_by(copy.deepcopy(model), g["layer"], drawn(len(x), (3, SIDE, SIDE), g["seed"] + 1))
-    targets = nn.functional.one_hot(labels.roll(1) if g["gradient"] == "labels exchanged" else labels, CLASSES).double()
+        strangers = read_by(
+            copy.deepcopy(model), g["layer"], drawn(len(x), (3, SIDE, SIDE), g["seed"] + 1)
+        )
+    targets = nn.functional.one_hot(
+        labels.roll(1) if g["gradient"] == "labels exchanged" else labels, CLASSES
+    ).double()
     known = _granted(g, maps, strangers)
     held = "partly" if g["maps"] == "channels missing" else "inner"
     leak = Leak("true", targets, targets, targets, 0.0, 1e-7, True, **{held: {g["layer"]: known}})
@@ -120,7 +133,11 @@ def _network(g: Genome) -> nn.Sequential:
 
 def _pictures(g: Genome) -> Tensor:
     B = round(g["batch"])
-    x = torch.randn(B, 3, SIDE, SIDE) if g["pictures"] == "noise" else drawn(B, (3, SIDE, SIDE), g["seed"])
+    x = (
+        torch.randn(B, 3, SIDE, SIDE)
+        if g["pictures"] == "noise"
+        else drawn(B, (3, SIDE, SIDE), g["seed"])
+    )
     if g["pictures"] == "flat":
         x = x.mean((2, 3), keepdim=True) + 10 ** g["twin"] * x
     if g["pictures"] == "twins":
@@ -151,7 +168,8 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
 
 
 def _attacked(case: Case) -> Leak:
-    """The leak with its pictures; `exact` where it vouches for any of them, in whole or but for their contrast."""
+    """The leak with its pictures; `exact` where it vouches for any of them, in whole or but for
+    their contrast."""
     found = solve_pixels(case.model, case.update, case.leak, shape=tuple(case.pictures.shape[1:]))
     whole = bool(found.exact.any())
     claimed = found.exact if whole else torch.full_like(found.exact, _but_for_contrast(found))
@@ -168,7 +186,10 @@ def _attacked(case: Case) -> Leak:
 
 def _but_for_contrast(found: SolvedPixels) -> bool:
     """Whether all pictures are vouched for but for one factor."""
-    said = re.search(r"But for one contrast that all pictures share, (\d+) of (\d+) are certain", " ".join(found.notes))
+    said = re.search(
+        r"But for one contrast that all pictures share, (\d+) of (\d+) are certain",
+        " ".join(found.notes),
+    )
     return said is not None and said[1] == said[2]
 
 

@@ -1,7 +1,9 @@
-"""Can the claim about several rounds be fooled? Random cases of `unsum.separate_rounds`, each with its truth.
+"""Can the claim about several rounds be fooled? Random cases of `unsum.separate_rounds`, each with
+its truth.
 
-A case is one batch in one to four rounds: heads that are equal, nearly equal or different, siblings of one label that look like
-one, few classes, rounding, noise, features that moved between the rounds, batches that are only said to repeat.
+A case is one batch in one to four rounds: heads that are equal, nearly equal or different, siblings
+of one label that look like one, few classes, rounding, noise, features that moved between the
+rounds, batches that are only said to repeat.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ _USUAL = 0.65  # chance that a gene is one of an ordinary case
 
 # Gene → its range; whole numbers are rounded, and logarithms are of base ten.
 GENES = {
-    "rounds": (0.51, 4.49), "classes": (1.51, 12.49), "batch": (0.51, 6.49), "inputs": (1, 20), "spread": (-3, 0.5),
-    "sibling": (-6, -0.5), "weights": (-8, 1), "heads": (-9, 0.3), "noise": (-9, -1), "moved": (-8, -2), "scale": (-2, 2),
-    "blend": (0, 0.5),
+    "rounds": (0.51, 4.49), "classes": (1.51, 12.49), "batch": (0.51, 6.49), "inputs": (1, 20),
+    "spread": (-3, 0.5), "sibling": (-6, -0.5), "weights": (-8, 1), "heads": (-9, 0.3),
+    "noise": (-9, -1), "moved": (-8, -2), "scale": (-2, 2), "blend": (0, 0.5),
 }  # fmt: skip
 CHOICES = {
     "siblings": (0, 0, 1, 1, 2),  # further ones of every sample
@@ -56,16 +58,24 @@ CHOICES = {
     "weights are": WEIGHTS,
 }
 # What most clients send; here the yield is measured.
-ORDINARY = {"spread": (-0.5, 0.5), "weights": (-0.5, 0.5), "heads": (-1.5, 0), "inputs": (8, 20), "noise": (-9, -6)}
+ORDINARY = {
+    "spread": (-0.5, 0.5),
+    "weights": (-0.5, 0.5),
+    "heads": (-1.5, 0),
+    "inputs": (8, 20),
+    "noise": (-9, -6),
+}
 ORDINARY_CHOICES = {
-    "siblings": (0,), "labels": ("distinct", "random"), "equal": ("different",), "dtype": ("float32",), "moves": (False,),
-    "scaled": ("no",), "soft": ("hard",), "repeats": (True,), "reduction": ("mean",), "bias": (True,),
-    "biased_gradient": (True,), "noisy": (False, False, True),
+    "siblings": (0,), "labels": ("distinct", "random"), "equal": ("different",),
+    "dtype": ("float32",), "moves": (False,), "scaled": ("no",), "soft": ("hard",),
+    "repeats": (True,), "reduction": ("mean",), "bias": (True,), "biased_gradient": (True,),
+    "noisy": (False, False, True),
 }  # fmt: skip
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
-    """Ordinary, or with each gene from anywhere now and then: a case that is odd in every way is hardly ever claimed."""
+    """Ordinary, or with each gene from anywhere now and then: a case that is odd in every way is
+    hardly ever claimed."""
 
     def drawn(name: str, usual: dict[str, Any], every: dict[str, Any]) -> Any:
         return usual.get(name, every[name]) if tame or chance.random() < _USUAL else every[name]
@@ -87,10 +97,18 @@ def build(g: Genome) -> tuple[list[tuple[nn.Module, unsum.Update]], list[Tensor]
     for place in range(round(g["rounds"])):
         if place and not g["repeats"]:
             F, Y = _batch(g, generator)
-        amount = {"different": max(10 ** g["heads"], 1e-2), "near": 10 ** g["heads"], "equal": 0.0}[g["equal"]]
+        amount = {"different": max(10 ** g["heads"], 1e-2), "near": 10 ** g["heads"], "equal": 0.0}[
+            g["equal"]
+        ]
         here = F
         if place and g["moves"]:
-            here = F + 10 ** g["moved"] * F.norm(dim=1, keepdim=True) * _normal(generator, *F.shape) / H**0.5
+            here = (
+                F
+                + 10 ** g["moved"]
+                * F.norm(dim=1, keepdim=True)
+                * _normal(generator, *F.shape)
+                / H**0.5
+            )
         head = nn.Linear(H, C, bias=g["bias"]).double()
         with torch.no_grad():
             change = 0.0 if place == 0 else amount
@@ -98,7 +116,10 @@ def build(g: Genome) -> tuple[list[tuple[nn.Module, unsum.Update]], list[Tensor]
             if head.bias is not None:
                 head.bias.copy_(b + change * 0.1 * _normal(generator, C))
         head, here = head.to(dtype), here.to(dtype)
-        scale = 10 ** g["scale"] * {"no": 10 ** -g["scale"], "all": 1.0, "each": 1.0 + place}[g["scaled"]]
+        scale = (
+            10 ** g["scale"]
+            * {"no": 10 ** -g["scale"], "all": 1.0, "each": 1.0 + place}[g["scaled"]]
+        )
         sent.append((head, _update(g, head, here, Y.to(dtype), scale, generator)))
         features.append(here)
         targets.append(Y)
@@ -127,7 +148,9 @@ def _batch(g: Genome, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return F, Y.repeat(1 + g["siblings"], 1)
 
 
-def _update(g: Genome, head: nn.Linear, F: Tensor, Y: Tensor, scale: float, generator: torch.Generator) -> unsum.Update:
+def _update(
+    g: Genome, head: nn.Linear, F: Tensor, Y: Tensor, scale: float, generator: torch.Generator
+) -> unsum.Update:
     each = nn.functional.cross_entropy(head(F), Y, reduction="none")
     each = each * relative_weights(g.get("weights are", "alike"), Y.argmax(1), g["seed"]).to(each)
     (each.mean() if g["reduction"] == "mean" else each.sum()).backward()
@@ -145,7 +168,9 @@ def _update(g: Genome, head: nn.Linear, F: Tensor, Y: Tensor, scale: float, gene
 
 def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     sent, features, targets = build(genome)
-    if not all(bool(torch.isfinite(t).all()) for _, update in sent for t in update.gradients.values()):
+    if not all(
+        bool(torch.isfinite(t).all()) for _, update in sent for t in update.gradients.values()
+    ):
         return Try(genome, "refused")
     start = time.process_time()
     known = {"batch_size": len(features[0])} if genome["told"] == "batch size" else {}
@@ -156,8 +181,11 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
         return Try(genome, "stopped", seconds=time.process_time() - start)
     except UnsumError:
         return Try(genome, "refused", seconds=time.process_time() - start)
-    # Whichever round the answer is of: features that moved, or other batches, make several answers right.
-    judged = [judge(leak, head, F, Y) for (head, _), F, Y in zip(sent, features, targets, strict=True)]
+    # Whichever round the answer is of: features that moved, or other batches, make several answers
+    # right.
+    judged = [
+        judge(leak, head, F, Y) for (head, _), F, Y in zip(sent, features, targets, strict=True)
+    ]
     error, label_error = min(judged, key=max)
     fooled = "features" if error > FALSE_CLAIM else "labels" if label_error > 1e-2 else ""
     counts = [false_count(leak, Y.argmax(1)) for Y in targets]
@@ -166,11 +194,14 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     ended = "claimed" if leak.exact else "not claimed"
     off = min(nearest(F, leak) for F in features)
     took = time.process_time() - start
-    return Try(genome, ended, error, label_error, predicted, fooled if leak.exact else "", took, off)
+    return Try(
+        genome, ended, error, label_error, predicted, fooled if leak.exact else "", took, off
+    )
 
 
 def judge(leak: unsum.Leak, head: nn.Linear, F: Tensor, Y: Tensor) -> tuple[float, float]:
-    """The largest error of a sample that sent anything, or was made up, and of its label: each against the nearest."""
+    """The largest error of a sample that sent anything, or was made up, and of its label: each
+    against the nearest."""
     true, found = F.double(), leak.features.double()
     with torch.no_grad():
         sent = (copy.deepcopy(head).double()(true).softmax(1) - Y).norm(dim=1) * true.norm(dim=1)

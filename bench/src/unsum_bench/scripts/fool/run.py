@@ -1,25 +1,30 @@
-"""Can the certificate be fooled? Evolution over cases of every path that can claim, rewarded for every claim that is not so.
+"""Can the certificate be fooled? Evolution over cases of every path that can claim, rewarded for
+every claim that is not so.
 
 python -m unsum_bench.scripts.fool.run --tries 20000 --seed 1 --processes 6 --json fooled.json
-python -m unsum_bench.scripts.fool.run --paths head losses losses --processes 3 --minutes 10 --json fooled.json
-python -m unsum_bench.scripts.fool.run --share --processes 16 --minutes 9 --json fooled.json  # all paths, slow ones twice
+python -m unsum_bench.scripts.fool.run --paths head losses losses --processes 3 --minutes 10 \\
+    --json fooled.json
+# all paths, slow ones twice
+python -m unsum_bench.scripts.fool.run --share --processes 16 --minutes 9 --json fooled.json
 python -m unsum_bench.scripts.fool.run --merge one.json another.json --json both.json
 
-A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if it knows better than to draw a
-few genes anew, `child` and `kind`. A case is a list of numbers: sizes, siblings, scale of the head, noise, precision, loss. Only
-claims can be false, so the search keeps to the border between what is claimed and what is not: of each kind of case it keeps
-the claim with the largest true error, and the answer that errs and was nearly claimed; their children differ by steps that
-shrink when claims become rare and grow when they become common. Claims come soon or hardly ever: most tries end after three
-times the seconds that claims take in the middle, and every tenth has the whole deadline, so that late claims are tried as well.
-A try counts as fooled when the answer claims to be exact and
+A path is a module beside this one with `random_genome(chance)`, `attempt(genome, seconds)` and, if
+it knows better than to draw a few genes anew, `child` and `kind`. A case is a list of numbers:
+sizes, siblings, scale of the head, noise, precision, loss. Only claims can be false, so the search
+keeps to the border between what is claimed and what is not: of each kind of case it keeps the claim
+with the largest true error, and the answer that errs and was nearly claimed; their children differ
+by steps that shrink when claims become rare and grow when they become common. Claims come soon or
+hardly ever: most tries end after three times the seconds that claims take in the middle, and every
+tenth has the whole deadline, so that late claims are tried as well. A try counts as fooled when the
+answer claims to be exact and
 
 - a feature of a sample is off by more than 1 %, or a sample is missing or made up; or
 - a label (or an entry of a soft one) is wrong; or
 - fewer samples are distinct than it says, or numbers of copies are wrong that it calls certain; or
 - the gradient came from no batch at all, and the claimed batch does not even send it.
 
-Predictions are counted besides, of all answers: one is optimistic where a sample that was found is off by more than 3 % and ten
-times what the attack predicts.
+Predictions are counted besides, of all answers: one is optimistic where a sample that was found is
+off by more than 3 % and ten times what the attack predicts.
 """
 
 from __future__ import annotations
@@ -44,7 +49,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-import torch._dynamo  # PyTorch imports it in the midst of a try, where the try's deadline would leave half of it behind
+
+# PyTorch imports it in the midst of a try, where the try's deadline would leave half of it behind
+import torch._dynamo
 
 from unsum.separate.exact import proposals as exact_proposals
 from unsum.spans import search as spans_search
@@ -53,10 +60,11 @@ from unsum.spans import steps as spans_steps
 from unsum_bench.scripts.fool.common import Genome, Try
 
 PATHS = (
-    "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottlenecks", "pixels", "tokens",
-    "networks",
+    "head", "many", "losses", "rounds", "steps", "text", "peel", "spans", "maps", "bottlenecks",
+    "pixels", "tokens", "networks",
 )  # fmt: skip
-# Those that claim least in a minute and have the most families have two processes before any other has.
+# Those that claim least in a minute and have the most families have two processes before any other
+# has.
 _SLOW = ("text", "head", "losses", "spans", "maps", "steps", "bottlenecks", "pixels")
 # What cases are bred from, by what their kinds are called.
 FAMILIES = {
@@ -68,15 +76,18 @@ FAMILIES = {
     "samples that are alike": r"(twins|alike) (?!none)|siblings (?!none|0|1\b)|pictures twins",
 }
 DEADLINE = 1.5  # seconds of computing for the longest tries
-_PATIENCE = 0.2  # of a try's time for the solvers' further starts, not the 8 seconds that they take by default
+# of a try's time for the solvers' further starts, not the 8 seconds that they take by default
+_PATIENCE = 0.2
 _WHOLE, _KNOWN, _TIMES, _LEAST = (
     10,
     20,
     3.0,
     0.1,
 )  # every tenth try; claims that tell their time, times it, seconds at least
-_LATE = 20.0  # seconds after its time at which a process is ended; its record of a moment before counts
-_FRESH, _TAME, _NEAR = 0.06, 0.06, 0.2  # shares of tries from anywhere, from easy cases and from what was not claimed
+# seconds after its time at which a process is ended; its record of a moment before counts
+_LATE = 20.0
+# shares of tries from anywhere, from easy cases and from what was not claimed
+_FRESH, _TAME, _NEAR = 0.06, 0.06, 0.2
 _CLAIMS = 0.65  # share of a claim's children that are claims again, where steps are right
 _SHORTEST, _LONGEST = 0.01, 0.4  # step, in parts of a gene's range
 _CHILDREN = 30  # of one case, until another of its kind has its turn
@@ -103,7 +114,8 @@ class Record:
     fooled_labels: list[Genome] = field(default_factory=list)
     fooled_counts: list[Genome] = field(default_factory=list)
     predicted: int = 0  # answers that predict an error which is known
-    optimistic: list[Genome] = field(default_factory=list)  # of them, those that are farther off by far
+    # of them, those that are farther off by far
+    optimistic: list[Genome] = field(default_factory=list)
 
     def add(self, tried: Try, kind: str) -> None:
         self._count(kind.partition(":")[0])
@@ -125,7 +137,11 @@ class Record:
 
         self.predicted += math.isfinite(tried.predicted) and not math.isnan(tried.found_error)
         if tried.optimistic:
-            about = {"path": kind.partition(":")[0], "predicted": tried.predicted, "error": tried.found_error}
+            about = {
+                "path": kind.partition(":")[0],
+                "predicted": tried.predicted,
+                "error": tried.found_error,
+            }
             self.optimistic.append(tried.genome | about)
 
     def _fooled(self, how: str) -> list[Genome]:
@@ -142,14 +158,17 @@ class Record:
         place = f"{Path(where.filename).name}:{where.lineno}"
         self.crashes += 1
         if len(self.crashed) < _CRASHES:
-            self.crashed.append(f"{type(error).__name__} at {place}: {str(error)[:120]} in {json.dumps(genome)}")
+            self.crashed.append(
+                f"{type(error).__name__} at {place}: {str(error)[:120]} in {json.dumps(genome)}"
+            )
 
     def sentence(self) -> str:
         return (
-            f"{self.tries:,} tries in {self.seconds:.0f} s, {self.claimed:,} claimed to be exact ({len(self.claims)} kinds "
-            f"of cases, largest true error {self.worst_claim:.1e}): {len(self.fooled_features)} with wrong features, "
-            f"{len(self.fooled_labels)} with wrong labels, {len(self.fooled_counts)} with wrong counts; "
-            f"{len(self.optimistic)} of {self.predicted:,} predictions were optimistic; {self.stopped:,} stopped, "
+            f"{self.tries:,} tries in {self.seconds:.0f} s, {self.claimed:,} claimed to be exact "
+            f"({len(self.claims)} kinds of cases, largest true error {self.worst_claim:.1e}): "
+            f"{len(self.fooled_features)} with wrong features, {len(self.fooled_labels)} with "
+            f"wrong labels, {len(self.fooled_counts)} with wrong counts; {len(self.optimistic)} of "
+            f"{self.predicted:,} predictions were optimistic; {self.stopped:,} stopped, "
             f"{self.crashes} crashed."
         )
 
@@ -162,12 +181,19 @@ class Record:
             family: sum(count for kind, count in self.claims.items() if re.search(pattern, kind))
             for family, pattern in FAMILIES.items()
         }
-        return "Claims by what was bred: " + "; ".join(f"{family} {n:,}" for family, n in counts.items()) + "."
+        return (
+            "Claims by what was bred: "
+            + "; ".join(f"{family} {n:,}" for family, n in counts.items())
+            + "."
+        )
 
     def table(self) -> str:
         """Rows of a page: path, cases, claims, wrong features, wrong labels."""
         lines = [
-            "| path | cases | claims | wrong features | wrong labels | wrong counts | optimistic predictions |",
+            (
+                "| path | cases | claims | wrong features | wrong labels | wrong counts | "
+                "optimistic predictions |"
+            ),
             "|---|---:|---:|---:|---:|---:|---:|",
         ]
         kinds = self.fooled_features, self.fooled_labels, self.fooled_counts, self.optimistic
@@ -214,10 +240,15 @@ class Route:
 
     def random_genome(self, chance: random.Random, *, tame: bool = False) -> Genome:
         tames = "tame" in inspect.signature(self.module.random_genome).parameters
-        return self.module.random_genome(chance, tame=tame) if tames else self.module.random_genome(chance)
+        return (
+            self.module.random_genome(chance, tame=tame)
+            if tames
+            else self.module.random_genome(chance)
+        )
 
     def attempt(self, genome: Genome, seconds: float) -> Try:
-        torch.set_grad_enabled(True)  # a try that was cut inside a pass without derivatives may have left them off
+        # a try that was cut inside a pass without derivatives may have left them off
+        torch.set_grad_enabled(True)
         return self.module.attempt(genome, seconds)
 
     def child(self, first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:
@@ -225,7 +256,10 @@ class Route:
             return self.module.child(first, second, chance, step)
         fresh = self.random_genome(chance)
         pick = (lambda name: fresh[name]) if chance.random() < 0.7 else (lambda name: second[name])
-        return {name: pick(name) if chance.random() < max(0.15, step) else value for name, value in first.items()}
+        return {
+            name: pick(name) if chance.random() < max(0.15, step) else value
+            for name, value in first.items()
+        }
 
     def kind(self, genome: Genome) -> str:
         if hasattr(self.module, "kind"):
@@ -235,7 +269,8 @@ class Route:
 
 
 class Population:
-    """Of each kind of case the fittest claim and the fittest other answer, and how far children go from them."""
+    """Of each kind of case the fittest claim and the fittest other answer, and how far children go
+    from them."""
 
     def __init__(self, chance: random.Random, path: Route) -> None:
         self.chance, self.path, self.step = chance, path, 0.08
@@ -276,7 +311,8 @@ class Population:
 
 
 class Patience:
-    """How long a try may take: three times the median of the latest claims, and every tenth the whole deadline."""
+    """How long a try may take: three times the median of the latest claims, and every tenth the
+    whole deadline."""
 
     def __init__(self, longest: float) -> None:
         self.longest, self.tries = longest, 0
@@ -285,7 +321,9 @@ class Patience:
     def next(self) -> float:
         self.tries += 1
         usual = statistics.median(self.claims) if self.claims else self.longest / 10
-        seconds = min(self.longest, max(_LEAST, _TIMES * usual)) if self.tries % _WHOLE else self.longest
+        seconds = (
+            min(self.longest, max(_LEAST, _TIMES * usual)) if self.tries % _WHOLE else self.longest
+        )
         for module in (exact_proposals, spans_search, spans_settle, spans_steps):
             module.PATIENCE = _PATIENCE * min(seconds, DEADLINE)
         return seconds
@@ -336,10 +374,13 @@ class _Order:
     path: Path
 
     def run(self) -> None:
-        """A path that cannot be searched at all leaves a record that says so, and the others go on."""
+        """A path that cannot be searched at all leaves a record that says so, and the others go
+        on."""
         torch.set_num_threads(1)
         try:
-            record = evolve(self.tries, self.seed, self.route, self._say, self.minutes, self.deadline)
+            record = evolve(
+                self.tries, self.seed, self.route, self._say, self.minutes, self.deadline
+            )
         except Exception as error:
             record = _taken(self.path) if self.path.exists() else Record(seeds=[self.seed])
             record.add_crash(self.route, {"seed": self.seed}, error)
@@ -351,21 +392,30 @@ class _Order:
 
 
 def _shared(paths: Sequence[str], processes: int, fill: bool) -> list[str]:
-    """Every path as often as all of them fit into the processes; `fill` gives the slow ones what is left over."""
+    """Every path as often as all of them fit into the processes; `fill` gives the slow ones what is
+    left over."""
     named = [*paths] * max(1, processes // len(paths))
     spare = max(0, processes - len(named)) if fill else 0
     return named + [path for path in _SLOW if path in paths][:spare]
 
 
 def search(options: argparse.Namespace) -> Record:
-    """Every path as often as it is named, or as often as all of them fit into the processes; each with a seed of its own."""
+    """Every path as often as it is named, or as often as all of them fit into the processes; each
+    with a seed of its own."""
     named = _shared(options.paths, options.processes, options.share)
     tries = options.tries or (5000 if math.isinf(options.minutes) else sys.maxsize)
     tries = -(-tries // len(named))
     with tempfile.TemporaryDirectory() as folder:
         records = options.json.parent if options.json else Path(folder)
         orders = [
-            _Order(path, seed, tries, options.minutes, options.deadline, records / f"fool-{path}-{seed}.part.json")
+            _Order(
+                path,
+                seed,
+                tries,
+                options.minutes,
+                options.deadline,
+                records / f"fool-{path}-{seed}.part.json",
+            )
             for seed, path in enumerate(named, options.seed)
         ]
         if options.processes == 1:
@@ -378,7 +428,8 @@ def search(options: argparse.Namespace) -> Record:
 
 
 def _together(orders: Sequence[_Order], minutes: float) -> None:
-    """One process each, all from this one's memory, so that nothing is imported again; who is late is ended."""
+    """One process each, all from this one's memory, so that nothing is imported again; who is late
+    is ended."""
     for path in {order.route for order in orders}:
         with suppress(Exception):  # it is told of the process that searches it
             Route(path)
@@ -401,20 +452,48 @@ def _taken(path: Path) -> Record:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--paths", nargs="+", choices=PATHS, default=list(PATHS), help="one named twice has two processes"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--share", action="store_true", help="processes that are left over search the slow paths, too")
-    parser.add_argument("--tries", type=int, help="of all processes together; 5,000, or as many as --minutes allow")
-    parser.add_argument("--seed", type=int, default=0, help="of the first process; the others have the next ones")
+    parser.add_argument(
+        "--paths",
+        nargs="+",
+        choices=PATHS,
+        default=list(PATHS),
+        help="one named twice has two processes",
+    )
+    parser.add_argument(
+        "--share",
+        action="store_true",
+        help="processes that are left over search the slow paths, too",
+    )
+    parser.add_argument(
+        "--tries", type=int, help="of all processes together; 5,000, or as many as --minutes allow"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first process; the others have the next ones"
+    )
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="stop after these, however many tries were made"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="stop after these, however many tries were made",
     )
     parser.add_argument("--json", type=Path, help="the record, written again and again on the way")
-    parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds of computing for the longest tries")
-    parser.add_argument("--merge", type=Path, nargs="+", metavar="RECORD", help="add records up instead of searching")
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE,
+        help="seconds of computing for the longest tries",
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        metavar="RECORD",
+        help="add records up instead of searching",
+    )
     options = parser.parse_args()
     if options.merge:
         record = merge([Record(**json.loads(path.read_text())) for path in options.merge])

@@ -1,9 +1,11 @@
-"""False claims of the text path: batches of memorized and fresh sequences, changed on the way, and whether what is claimed is so.
+"""False claims of the text path: batches of memorized and fresh sequences, changed on the way, and
+whether what is claimed is so.
 
-Small models of every family in plain PyTorch: next tokens (GPT-2's and Llama's kind), classes of whole texts (both, and BERT's
-kind), masked tokens (BERT's), and classes where only adapters of low rank and the head are trained (LoRA). A claim is false
-when a sequence or a label in it was not in the batch, when features are off by more than 1 %, or when a position is missing that
-sends more than 1e-5 of the gradient.
+Small models of every family in plain PyTorch: next tokens (GPT-2's and Llama's kind), classes of
+whole texts (both, and BERT's kind), masked tokens (BERT's), and classes where only adapters of low
+rank and the head are trained (LoRA). A claim is false when a sequence or a label in it was not in
+the batch, when features are off by more than 1 %, or when a position is missing that sends more
+than 1e-5 of the gradient.
 """
 
 from __future__ import annotations
@@ -24,13 +26,22 @@ import unsum
 from unsum.errors import UnsumError
 from unsum.models.language import IGNORED, TextTask, gradients_of, targets, task_of, text_loss
 from unsum_bench.scripts.adapters import Adapted, parts_of
-from unsum_bench.scripts.fool.common import WEIGHTS, Genome, TooLongError, Try, deadline, false_count, relative_weights
+from unsum_bench.scripts.fool.common import (
+    WEIGHTS,
+    Genome,
+    TooLongError,
+    Try,
+    deadline,
+    false_count,
+    relative_weights,
+)
 from unsum_bench.scripts.plain_transformers import BERT, GPT2, Llama
 
 FALSE_CLAIM, TRACE = 1e-2, 1e-5
 VOCABULARY, LONGEST, CANARIES, CLASSES, MASK = 40, 8, 3, 3, 0
 FAMILIES = (
-    "gpt2", "gpt2", "llama", "gpt2 classifier", "llama classifier", "bert classifier", "bert masked", "gpt2 lora", "llama lora",
+    "gpt2", "gpt2", "llama", "gpt2 classifier", "llama classifier", "bert classifier",
+    "bert masked", "gpt2 lora", "llama lora",
 )  # fmt: skip
 STAGES = (0, 30, 100, 200, 300, 450, 600)  # steps of memorizing
 GENES = {"noise": (-10.0, -3.0), "scale": (-3.0, 3.0)}  # logarithms of base ten
@@ -61,7 +72,8 @@ NETWORK = {"family", "model", "tied", "bias", "width", "layers", "rank", "init",
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
-    """Any case, or a `tame` one: of a model that was not trained, which takes no time, and of a gradient as it is."""
+    """Any case, or a `tame` one: of a model that was not trained, which takes no time, and of a
+    gradient as it is."""
     genome = {name: chance.uniform(*ends) for name, ends in GENES.items()} | {
         name: chance.choice(values) for name, values in CHOICES.items()
     } | {"seed": chance.randrange(1 << 30)}  # fmt: skip
@@ -69,7 +81,8 @@ def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
 
 
 def child(first: Genome, second: Genome, chance: random.Random, step: float) -> Genome:
-    """Genes of both parents and fresh ones; the network changes as a whole and rarely, for every other one must be trained."""
+    """Genes of both parents and fresh ones; the network changes as a whole and rarely, for every
+    other one must be trained."""
     genome, fresh = dict(first), random_genome(chance)
     other = fresh if chance.random() < 0.7 else second
     for name in genome.keys() - NETWORK:
@@ -86,7 +99,11 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
     update = _sent(genome, model, tokens, labels)
     if not all(bool(torch.isfinite(g).all()) for g in update.gradients.values()):
         return Try(genome, "refused")
-    known = {"batch_size": int((targets(task_of(model), labels) >= 0).sum())} if genome["told"] == "batch size" else {}
+    known = (
+        {"batch_size": int((targets(task_of(model), labels) >= 0).sum())}
+        if genome["told"] == "batch size"
+        else {}
+    )
     start = time.process_time()
     try:
         with deadline(seconds):
@@ -100,7 +117,10 @@ def attempt(genome: Genome, seconds: float = math.inf) -> Try:
 
 def build(g: Genome) -> tuple[nn.Module, Tensor, Tensor]:
     """The model, and the client's tokens (n, L) with labels (n, L), or (n,) classes."""
-    key = tuple(g[name] for name in ("family", "model", "tied", "bias", "width", "layers", "rank", "init", "rate"))
+    key = tuple(
+        g[name]
+        for name in ("family", "model", "tied", "bias", "width", "layers", "rank", "init", "rate")
+    )
     generator = torch.Generator().manual_seed(g["seed"])
     fresh = torch.randint(VOCABULARY, (g["fresh"], LONGEST), generator=generator)
     tokens = torch.cat([_canaries(g["model"])[: g["memorized"]], fresh])
@@ -113,7 +133,9 @@ def build(g: Genome) -> tuple[nn.Module, Tensor, Tensor]:
         classes[: g["memorized"]] = torch.arange(len(classes[: g["memorized"]])) % CLASSES
         return model, tokens, classes
     if task_of(model) is TextTask.MASKED:
-        return model, *_masked(tokens, torch.randint(g["length"], (len(tokens), 1 + g["prompt"]), generator=generator))
+        return model, *_masked(
+            tokens, torch.randint(g["length"], (len(tokens), 1 + g["prompt"]), generator=generator)
+        )
     labels = tokens.clone()
     labels[:, : 1 + min(g["prompt"], g["length"] - 2)] = IGNORED
     return model, tokens, labels
@@ -126,7 +148,9 @@ def _masked(tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _canaries(seed: int) -> Tensor:
-    return torch.randint(VOCABULARY, (CANARIES, LONGEST), generator=torch.Generator().manual_seed(1000 + seed))
+    return torch.randint(
+        VOCABULARY, (CANARIES, LONGEST), generator=torch.Generator().manual_seed(1000 + seed)
+    )
 
 
 def _with_siblings(g: Genome, tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -155,7 +179,9 @@ def _trained(key: tuple[Any, ...], stage: int) -> nn.Module:
     if stage == 0:
         return _fresh_model(*key[:-1])
     model = copy.deepcopy(_trained(key, stage - 1))
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate, fused=True)
+    optimizer = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], rate, fused=True
+    )
     tokens, task = _canaries(seed), task_of(model)
     labels = torch.arange(CANARIES) % CLASSES if task is TextTask.CLASS else tokens
     if task is TextTask.MASKED:
@@ -174,7 +200,9 @@ def _fresh_model(
     torch.manual_seed(seed)
     kind, _, use = family.partition(" ")
     if kind == "bert":
-        model: nn.Module = BERT(VOCABULARY, width, layers, 2, LONGEST, CLASSES, masked=use == "masked")
+        model: nn.Module = BERT(
+            VOCABULARY, width, layers, 2, LONGEST, CLASSES, masked=use == "masked"
+        )
     elif kind == "gpt2":
         model = GPT2(VOCABULARY, width, layers, 2, LONGEST, tied=tied)
     else:
@@ -185,7 +213,9 @@ def _fresh_model(
     if use == "lora":
         model.requires_grad_(False)
         for block in model.blocks:
-            block.attention.read = Adapted(block.attention.read, rank, parts_of(kind, block.attention))
+            block.attention.read = Adapted(
+                block.attention.read, rank, parts_of(kind, block.attention)
+            )
     if use in ("classifier", "lora") and kind != "bert":
         model.head = nn.Linear(width, CLASSES)
         model = _OfTexts(model)
@@ -210,7 +240,11 @@ class _OfTexts(nn.Module):
 def _sent(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> unsum.Update:
     """Summed, scaled, noisy and rounded, in this order."""
     update = unsum.capture_text(model, tokens, labels)
-    gradients = update.gradients if g.get("weights are", "alike") == "alike" else _weighted(g, model, tokens, labels)
+    gradients = (
+        update.gradients
+        if g.get("weights are", "alike") == "alike"
+        else _weighted(g, model, tokens, labels)
+    )
     factor = {"no": 1.0, "half": 0.5, "twice": 2.0, "anyhow": 10 ** g["scale"]}[g["scaled"]]
     if g["reduction"] == "sum":
         factor *= int((targets(task_of(model), labels) >= 0).sum())
@@ -219,7 +253,9 @@ def _sent(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> unsum.
     sent = {}
     for name, tensor in gradients.items():
         if g["noisy"]:
-            tensor = tensor + 10 ** g["noise"] * size * torch.randn(tensor.shape, generator=generator)
+            tensor = tensor + 10 ** g["noise"] * size * torch.randn(
+                tensor.shape, generator=generator
+            )
         sent[name] = (factor * tensor).to(getattr(torch, g["dtype"]))
     return unsum.Update(sent, reduction=g["reduction"])
 
@@ -236,10 +272,20 @@ def _weighted(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor) -> di
     return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
 
-def _judged(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak, seconds: float) -> Try:
+def _judged(
+    g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak, seconds: float
+) -> Try:
     """How often a text occurs counts only where the answer says that this is certain."""
-    pairs = Counter(zip(map(tuple, tokens.tolist()), map(tuple, labels.view(len(labels), -1).tolist()), strict=True))
-    rows = [pair for pair, times in pairs.items() for _ in range(times if leak.counts_certain else 1)]
+    pairs = Counter(
+        zip(
+            map(tuple, tokens.tolist()),
+            map(tuple, labels.view(len(labels), -1).tolist()),
+            strict=True,
+        )
+    )
+    rows = [
+        pair for pair, times in pairs.items() for _ in range(times if leak.counts_certain else 1)
+    ]
     tokens = torch.tensor([row for row, _ in rows])
     labels = torch.tensor([row for _, row in rows]).view(len(rows), *labels.shape[1:])
     ended = "claimed" if leak.exact else "not claimed"
@@ -254,14 +300,19 @@ def _judged(g: Genome, model: nn.Module, tokens: Tensor, labels: Tensor, leak: u
     if not leak.counts_certain:  # each for itself
         claimed = [list(one) for one in dict.fromkeys(map(tuple, claimed))]
     beginnings = partial(_beginnings, true=list(map(tuple, seen.tolist())), whole=whole)
-    if not bad and not (beginnings(claimed) if leak.counts_certain else all(beginnings([one]) for one in claimed)):
+    if not bad and not (
+        beginnings(claimed) if leak.counts_certain else all(beginnings([one]) for one in claimed)
+    ):
         bad = "tokens"
-    bad = bad or false_count(leak, targets(task_of(model), labels)[targets(task_of(model), labels) >= 0])
+    bad = bad or false_count(
+        leak, targets(task_of(model), labels)[targets(task_of(model), labels) >= 0]
+    )
     return Try(g, ended, error, label_error, predicted, bad, seconds)
 
 
 def _beginnings(claimed: list[list[int]], true: list[tuple[int, ...]], *, whole: bool) -> bool:
-    """Whether every claimed sequence is one of the true ones, or its beginning if not `whole`, each for itself."""
+    """Whether every claimed sequence is one of the true ones, or its beginning if not `whole`, each
+    for itself."""
     wrong = torch.tensor([
         [tuple(found) != (row if whole else row[: len(found)]) for row in true] for found in claimed
     ]).double()  # fmt: skip
@@ -269,8 +320,11 @@ def _beginnings(claimed: list[list[int]], true: list[tuple[int, ...]], *, whole:
     return len(found) == len(claimed) and float(wrong[found, whose].sum()) == 0
 
 
-def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) -> tuple[float, float]:
-    """Of features and of labels; infinite where a position was made up, or is missing though it sends something."""
+def _errors(
+    model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak
+) -> tuple[float, float]:
+    """Of features and of labels; infinite where a position was made up, or is missing though it
+    sends something."""
     wanted = targets(task_of(model), labels)
     kept = wanted >= 0
     hidden = _head_inputs(model, tokens)
@@ -288,7 +342,9 @@ def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) 
         return float(apart.gather(1, mine).max()), float(wrong.gather(1, mine).any())
     ours, theirs = linear_sum_assignment(apart + 10 * wrong)
     missing = sorted(set(range(len(true))) - set(theirs.tolist()))
-    if len(ours) < len(found) or any(_share(model, tokens, labels, kept.nonzero()[i]) > TRACE for i in missing):
+    if len(ours) < len(found) or any(
+        _share(model, tokens, labels, kept.nonzero()[i]) > TRACE for i in missing
+    ):
         return math.inf, math.inf
     return float(apart[ours, theirs].max()), float(wrong[ours, theirs].any())
 
@@ -296,7 +352,9 @@ def _errors(model: nn.Module, tokens: Tensor, labels: Tensor, leak: unsum.Leak) 
 def _head_inputs(model: nn.Module, tokens: Tensor) -> Tensor:
     """(n, positions, H) what the head reads."""
     read: list[Tensor] = []
-    head = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == "head")
+    head = next(
+        module for name, module in model.named_modules() if name.rpartition(".")[2] == "head"
+    )
     with head.register_forward_pre_hook(lambda _, given: read.append(given[0])), torch.no_grad():
         model(tokens)
     return read[0] if read[0].ndim == 3 else read[0][:, None]
@@ -311,7 +369,9 @@ def _share(model: nn.Module, tokens: Tensor, labels: Tensor, position: Tensor) -
     alone[at] = labels[at]
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     sizes = [
-        torch.stack([g.double().norm() for g in gradients_of(model, tokens, some, names).values()]).norm()
+        torch.stack(
+            [g.double().norm() for g in gradients_of(model, tokens, some, names).values()]
+        ).norm()
         for some in (alone, labels)
     ]
     return float(sizes[0] / sizes[1].clamp_min(1e-300)) / int((targets(task, labels) >= 0).sum())

@@ -1,9 +1,11 @@
-"""Can a claim about a vision transformer's pictures be fooled? Small transformers, each attacked and held against its truth.
+"""Can a claim about a vision transformer's pictures be fooled? Small transformers, each attacked
+and held against its truth.
 
-Bred from what the first layers cannot see: twins and mixtures of pictures, patches that are alike, faint samples, noise,
-rounding and weight decay on the gradient, losses that nobody declared, one tensor that was forged. A claim is false when a found
-picture is more than 1 % away from every true one, when one that sends more than 1e-5 of the patch layer's gradient is missing, or
-when a label is wrong.
+Bred from what the first layers cannot see: twins and mixtures of pictures, patches that are alike,
+faint samples, noise, rounding and weight decay on the gradient, losses that nobody declared, one
+tensor that was forged. A claim is false when a found picture is more than 1 % away from every true
+one, when one that sends more than 1e-5 of the patch layer's gradient is missing, or when a label is
+wrong.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from unsum_bench.scripts.fool import maps
 from unsum_bench.scripts.fool.common import WEIGHTS, Genome, Try, false_count, relative_weights
 from unsum_bench.scripts.fool.judge import Verdict, timed
 
-# Gene → its range; whole numbers are rounded, and logarithms are of base ten. What the client does to a gradient is as in `maps`.
+# Gene → its range; whole numbers are rounded, and logarithms are of base ten. What the client does
+# to a gradient is as in `maps`.
 GENES = {
-    "classes": (1.51, 8.49), "batch": (0.51, 3.49), "width": (7.51, 28.49), "depth": (0.51, 2.49), "side": (1.51, 3.49),
-    "twin": (-4.5, 0), "mixed": (0, 1), "head": (-1, 1.5), "size": (-1, 1), "noise": (-9, -2), "faint": (-7, 0),
-    "decay": (-8, -1), "forgery": (-7, 0), "blend": (0, 0.5), "heat": (-0.5, 0.5), "gain": (-0.5, 0.8),
+    "classes": (1.51, 8.49), "batch": (0.51, 3.49), "width": (7.51, 28.49), "depth": (0.51, 2.49),
+    "side": (1.51, 3.49), "twin": (-4.5, 0), "mixed": (0, 1), "head": (-1, 1.5), "size": (-1, 1),
+    "noise": (-9, -2), "faint": (-7, 0), "decay": (-8, -1), "forgery": (-7, 0), "blend": (0, 0.5),
+    "heat": (-0.5, 0.5), "gain": (-0.5, 0.8),
 }  # fmt: skip
 CHOICES = {
     "norms": ("plain", "plain", "moved"),  # whether LayerNorm has weights and shifts of its own
@@ -43,21 +47,40 @@ CHOICES = {
     "harm": ("none", "none", "none", "noise", "decay", "faint", "one tensor"),
     "dtype": ("float32", "float32", "float32", "float64", "float16", "bfloat16"),
 }
-ORDINARY = {"classes": (3.51, 8.49), "width": (15.51, 28.49), "head": (-0.2, 0.5), "size": (-0.2, 0.2)}
+ORDINARY = {
+    "classes": (3.51, 8.49),
+    "width": (15.51, 28.49),
+    "head": (-0.2, 0.5),
+    "size": (-0.2, 0.2),
+}
 ORDINARY_CHOICES = {
-    "patches": ("any",), "alike": ("none",), "soft": ("hard",), "loss": ("cross-entropy",), "declared": (False,),
-    "reduction": ("mean",), "scale": (1.0,), "frozen": ("nothing",), "harm": ("none",), "dtype": ("float32",),
+    "patches": ("any",), "alike": ("none",), "soft": ("hard",), "loss": ("cross-entropy",),
+    "declared": (False,), "reduction": ("mean",), "scale": (1.0,), "frozen": ("nothing",),
+    "harm": ("none",), "dtype": ("float32",),
 }  # fmt: skip
 _PATCH, _HEADS = 4, 4  # pixels to a side of a patch; heads, of four channels at least
 _FROZEN = {"positions": "encoder.pos_embedding", "patches": "conv_proj"}
 
 
 def random_genome(chance: random.Random, *, tame: bool = False) -> Genome:
-    return maps.draw_genome(chance, maps.Ranges(GENES, CHOICES, ORDINARY, ORDINARY_CHOICES), tame=tame)
+    return maps.draw_genome(
+        chance, maps.Ranges(GENES, CHOICES, ORDINARY, ORDINARY_CHOICES), tame=tame
+    )
 
 
 def kind(genome: Genome) -> str:
-    named = ("norms", "patches", "alike", "soft", "loss", "told", "weights are", "frozen", "harm", "dtype")
+    named = (
+        "norms",
+        "patches",
+        "alike",
+        "soft",
+        "loss",
+        "told",
+        "weights are",
+        "frozen",
+        "harm",
+        "dtype",
+    )
     return ", ".join(f"{name} {genome[name]}" for name in named) + f", B = {round(genome['batch'])}"
 
 
@@ -80,7 +103,9 @@ def build(genome: Genome) -> Case:
         if g["harm"] == "faint":
             weights[-1] = 10 ** g["faint"]
         kind_of = next(model.parameters()).dtype
-        return _sent(g, model, x.to(kind_of), maps.targets(g, labels).to(kind_of), weights.to(kind_of))
+        return _sent(
+            g, model, x.to(kind_of), maps.targets(g, labels).to(kind_of), weights.to(kind_of)
+        )
 
 
 def _side(g: Genome) -> int:
@@ -89,7 +114,9 @@ def _side(g: Genome) -> int:
 
 def _network(g: Genome) -> nn.Module:
     width, C = _HEADS * round(g["width"]), round(g["classes"])
-    model = VisionTransformer(_side(g), _PATCH, round(g["depth"]), _HEADS, width, 2 * width, num_classes=C).eval()
+    model = VisionTransformer(
+        _side(g), _PATCH, round(g["depth"]), _HEADS, width, 2 * width, num_classes=C
+    ).eval()
     model.heads.head = nn.Linear(width, C)  # torchvision's is zero
     for module in model.modules():
         if isinstance(module, nn.LayerNorm) and g["norms"] == "moved":
@@ -108,7 +135,11 @@ def _batch(g: Genome) -> tuple[Tensor, Tensor]:
     x = 10 ** g["size"] * torch.randn(B, 3, side, side)
     if g["patches"] != "any":  # some places, or all, hold the same patch
         tiled = x[..., :_PATCH, :_PATCH].repeat(1, 1, side // _PATCH, side // _PATCH)
-        x = tiled if g["patches"] == "all alike" else torch.cat([tiled[..., :_PATCH, :], x[..., _PATCH:, :]], 2)
+        x = (
+            tiled
+            if g["patches"] == "all alike"
+            else torch.cat([tiled[..., :_PATCH, :], x[..., _PATCH:, :]], 2)
+        )
     labels = maps.drawn_labels(g, B, C)
     if g["alike"] == "none":
         return x, labels
@@ -123,11 +154,19 @@ def _batch(g: Genome) -> tuple[Tensor, Tensor]:
 
 
 def _sent(g: Genome, model: nn.Module, x: Tensor, Y: Tensor, weights: Tensor) -> Case:
-    parameters = {n: p for n, p in model.named_parameters() if not n.startswith(_FROZEN.get(g["frozen"], "nothing"))}
+    parameters = {
+        n: p
+        for n, p in model.named_parameters()
+        if not n.startswith(_FROZEN.get(g["frozen"], "nothing"))
+    }
     each = maps.loss_of(g, model(x), Y) * weights / (len(x) if g["reduction"] == "mean" else 1)
     watched = model.conv_proj.weight
-    sizes = torch.stack([torch.autograd.grad(one, watched, retain_graph=True)[0].double().norm() for one in each])
-    gradients = dict(zip(parameters, torch.autograd.grad(each.sum(), list(parameters.values())), strict=True))
+    sizes = torch.stack(
+        [torch.autograd.grad(one, watched, retain_graph=True)[0].double().norm() for one in each]
+    )
+    gradients = dict(
+        zip(parameters, torch.autograd.grad(each.sum(), list(parameters.values())), strict=True)
+    )
     update = unsum.Update(maps.harmed(g, model, gradients), reduction=g["reduction"])
     update = update.map(lambda _, t: t.to(getattr(torch, g["dtype"])))
     return Case(model, update, x, Y, sizes / sizes.max().clamp_min(1e-300))
@@ -150,5 +189,7 @@ def _verdict(case: Case, leak: unsum.Leak) -> Verdict:
     """Errors of pictures and of labels, and how a claim of them would be false."""
     if leak.batch_size == 0 or leak.inputs is None:
         return math.inf, math.inf, "a claim of nothing"
-    *errors, how = maps.judged(maps.apart_from(leak.inputs, case.x), case.shares, case.Y, leak.targets)
+    *errors, how = maps.judged(
+        maps.apart_from(leak.inputs, case.x), case.shares, case.Y, leak.targets
+    )
     return *errors, how or false_count(leak, case.Y.argmax(1))
