@@ -189,7 +189,8 @@ def test_every_output_has_it(compared: unsum.Audit) -> None:
     for sentence in compared.comparison.answers:
         assert f"<li>{sentence}</li>".replace(" %", "\N{NO-BREAK SPACE}%") in page
     assert content["answer"] == compared.comparison.answer
-    intervals = 2 * len(DATA[1])  # beside every picture and in the table
+    # beside every picture, in the table of samples, and in that of defenses
+    intervals = 2 * len(DATA[1]) + len(compared.comparison.points)
     assert page.count("<svg") == 1 + 1 + 4 + intervals  # the share, the drawing and its key
     said = (
         "Largest leakage of any sample: no defense 100 % (ceiling 100 %), Clip(1) 100 % (ceiling "
@@ -198,7 +199,7 @@ def test_every_output_has_it(compared: unsum.Audit) -> None:
     assert said in page
     assert "Prune(0.9)" in page.split('id="others"')[1].split("</section>")[0]
     assert re.search(
-        r"^\| Clip\W+1\W+ \| exact \| 100 % \| 100 % \| 100 % \| 4 of 4 \|", text, re.MULTILINE
+        r"^\| Clip\W+1\W+ \| leaks \| 100 % \| 100 % \| 100 % \| 4 of 4 \|", text, re.MULTILINE
     )
     assert content["absent"] is None
     assert [point["defenses"] for point in content["points"]][:2] == ["none", "Clip(1)"]

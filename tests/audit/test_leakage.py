@@ -37,9 +37,8 @@ class TestByHand:
     def test_features_against_the_mean_of_the_two_others(self) -> None:
         truth = Truth(APART, torch.tensor([[4.0, 0.0], [4.0, 2.0], [2.0, 0.0]]))
         found = torch.tensor([[4.0, 1.0], [4.0, 2.0], [2.0, 0.0]])
-        # ‖m − f‖² = ‖(3, 1) − (4, 0)‖² = 2 of ‖f‖² = 16; the best multiple of (4, 1) leaves 1/17 of
-        # ‖f‖².
-        assert measured(answer(found), truth)[0] == Shares(features=pytest.approx(1 - 8 / 17))
+        # Of ‖f‖² the best multiple of the mean (3, 1) leaves 1/10, and that of (4, 1) leaves 1/17.
+        assert measured(answer(found), truth)[0] == Shares(features=pytest.approx(1 - 10 / 17))
         assert [share.most for share in measured(answer(found), truth)[1:]] == pytest.approx([1, 1])
 
     def test_inputs_against_the_mean_of_the_two_others(self) -> None:
@@ -52,9 +51,17 @@ class TestByHand:
         features = torch.tensor([[4.0, 0.0]])
         found = answer(torch.tensor([[4.0, 1.0]]))
         assert measured(found, Truth(APART[:1], features))[0].features == pytest.approx(16 / 17)
-        # ‖(3, 0) − (4, 0)‖² = 1 of 16.
-        public = Truth(APART[:1], features, torch.tensor([[3.0, 0.0]]))
-        assert measured(found, public)[0].features == pytest.approx(1 - 16 / 17)
+        # The best multiple of (3, 1) leaves 1/10, whatever the length of the guess.
+        for length in (0.1, 1.0, 7.0):
+            public = Truth(APART[:1], features, length * torch.tensor([[3.0, 1.0]]))
+            assert measured(found, public)[0].features == pytest.approx(1 - 10 / 17)
+
+    def test_a_multiple_of_the_guess_is_no_leak(self) -> None:
+        """Features count up to a factor, and so does the guess: a shorter one is no better."""
+        features = torch.tensor([[4.0, 0.0]])
+        truth = Truth(APART[:1], features, torch.tensor([[6.0, 2.0]]))
+        found = measured(answer(torch.tensor([[3.0, 1.0]])), truth)[0]
+        assert found.features == pytest.approx(0, abs=1e-12)
 
     def test_pixels_against_the_guess_and_up_to_their_tone(self) -> None:
         images = pictures(3)

@@ -93,7 +93,13 @@ class TestSchema:
 
     def test_sweeps_fit(self, tmp_path: Path) -> None:
         data = pictures(2), torch.tensor([1, 2])
-        sweep = unsum.sweep(small_net(), data, over=["noise=1e-8", "drop-head"], utility=False)
+        sweep = unsum.sweep(
+            small_net(),
+            data,
+            attacker=unsum.Attacker(attack="phong"),  # which needs the bias, and one sample
+            over=["noise=1e-8", "drop-bias"],
+            utility=False,
+        )
         sweep.write(tmp_path / "sweep")
         content = json.loads((tmp_path / "sweep" / "sweep.json").read_text("utf-8"))
         assert complaints(content) == []

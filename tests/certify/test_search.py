@@ -54,16 +54,15 @@ def _patience(search: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("path", "tries"),
     [
-        ("head", 8),
         ("many", 20),
         *long(
             ("losses", 30),
             ("pixels", 8),
             ("networks", 60),
+            ("head", 60),
             *(
                 (path, 15)
                 for path in (
-                    "head",
                     "rounds",
                     "steps",
                     "text",

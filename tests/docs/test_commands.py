@@ -49,7 +49,7 @@ OTHERS = {
 INTERRUPTED = {
     "unsum app": "unsum is at http://127.0.0.1:8765/",
     "unsum audit --defense clip:1 --sweep noise=1e-3,1e-2 --utility-data my-pictures.npz": "Clip(1): training",
-    "unsum audit --sweep noise=1e-5..1e-1": "Noise(1e-05): attacking",
+    "unsum audit --sweep noise=1e-3..10": "Noise(0.001): attacking",
     "unsum audit --sweep prune=0.5..0.99/8 --sweep sign --keep-under 0.1": "Prune(0.5): attacking",
     "unsum bench --size smoke": "cells to measure, 0 in the store",
     "unsum train-inverse --data photos/ --data more.tar --hours 0.2 --out inverse": "4 more are only scored",

@@ -73,7 +73,7 @@ def test_bugs_are_spread_over_the_package(mutants: ModuleType) -> None:
             "defend",
             "client",
         ),
-        *("files", "update", "app", "commands", "knowledge", "deadline"),
+        *("files", "update", "app", "commands", "knowledge", "running"),
     } <= places.keys()
     assert max(places.values()) <= 25
 

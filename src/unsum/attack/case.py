@@ -101,7 +101,9 @@ class Case:
         found = replace(self.options, labels=labels, batch_size=None)
         leak = separate_by(method, self.model, self.update, found, self.progress)
         knowledge = self.options.clues(self.model, self.update).knowledge
-        leak = replace(leak, exact=leak.exact and not doubt, knowledge=knowledge)
+        leak = replace(leak, knowledge=knowledge)
+        if doubt:
+            leak = replace(leak, exact=False)
         blind = blind_at_the_head(self.head, self.update, leak) or doubt
         self.tried.append(Attempt(f"{method}, labels by {rule}", leak, blind=blind))
         return leak

@@ -47,6 +47,11 @@ class Loading:
         image_size: the side of the photos; by default what the model says or, by trying, takes, the
             data's own size first.
         download: fetch published weights of torchvision's that are not on this disk.
+
+    Examples:
+        >>> import unsum
+        >>> unsum.Loading(image_size=16).image_size
+        16
     """
 
     weights: str | Path | None = None
@@ -67,6 +72,11 @@ class ClientSamples:
         target: of a table, the column that the model predicts.
         columns: of a table, what other columns are where that shall not be guessed:
             `"zip=category,id=skip"`, or a mapping (`number`, `category`, `skip`).
+
+    Examples:
+        >>> import unsum
+        >>> unsum.ClientSamples(same_label=4).count
+        8
     """
 
     batch: int | None = None
@@ -95,6 +105,13 @@ class ClientTraining:
             and sends the change of its weights, as in FedAvg; `local_steps` counts those of all
             epochs together (one an epoch by default), over equal parts of the batch, and the rate
             is 0.01 unless said.
+
+    Examples:
+        >>> import unsum
+        >>> unsum.ClientTraining().training is None  # one step, whose gradient is sent
+        True
+        >>> unsum.ClientTraining(local_steps=8, epochs=2).training.steps
+        8
     """
 
     train: bool = True
@@ -142,6 +159,14 @@ class Attacker:
         inverse: an inverse that `unsum train-inverse` made for this backbone, for pictures.
         server: one that changes the model before the client trains, `imprint` or `traps`
             (`imprint:bins=64`); the report shows in red that it may. An honest server by default.
+
+    Examples:
+        >>> import torch, unsum
+        >>> _ = torch.manual_seed(0)
+        >>> model, data = torch.nn.Linear(64, 20), (torch.randn(3, 64), torch.tensor([4, 4, 1]))
+        >>> knows = unsum.Attacker(batch_size_known=True)
+        >>> unsum.audit(model, data, attacker=knows).leak.knowledge.batch_size
+        3
     """
 
     attack: str = AUTO
@@ -186,6 +211,11 @@ class AuditLimits:
             called protected.
         prove_below: the level that ceilings are decided against, 0.2 by default;
             `audit.gate(prove_below=…)` holds them against it.
+
+    Examples:
+        >>> import unsum
+        >>> unsum.AuditLimits().level, unsum.AuditLimits(prove_below=0.05).level
+        (0.2, 0.05)
     """
 
     time_limit: float | None = None

@@ -9,7 +9,7 @@ so that 1 is the sample itself, and 0 is no better than a guess. It is measured 
 `Shares` keeps apart; the larger counts:
 
 - the features that reach the last layer, where the attack read them: up to a factor, so that one
-  that finds the direction alone counts;
+  that finds the direction alone counts, and the guess is taken up to a factor as well;
 - the sample: on the inputs or rows that were read; where the attack made a picture, on its pixels,
   and on its pixels up to brightness, tint and contrast, because whoever sees a dark and pale photo
   knows what is on it.
@@ -46,6 +46,7 @@ from unsum.score.reference import (
     diverse_samples,
     flat,
     guess,
+    left_by_directions,
     others,
     public_picture,
 )
@@ -213,7 +214,7 @@ def _by_features(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]
     if not len(found) or found.shape[1:] != x.shape[1:]:
         return [Shares()] * len(x)
     energy = x.square().sum(1).clamp_min(_TINY)
-    left = (truth.guessed(truth.features, truth.public) / energy).clamp_max(1)
+    left = left_by_directions(truth.features, truth.public, truth.diverse).clamp_min(_TINY)
     shares = []
     for i, places in enumerate(own):
         cosines = torch.cosine_similarity(found[places], x[i : i + 1], dim=1)

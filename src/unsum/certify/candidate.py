@@ -55,8 +55,11 @@ class Candidate:
     @property
     def settles(self) -> bool:
         """Explains the gradient and says something about every sample or group: no need to look
-        further."""
-        return self.explains and float(self.merged()[1].max()) < VAGUE
+        further. A sample far longer than the others is most likely a false one, whatever its
+        predicted error is."""
+        if not self.explains or bool(far_longer(self.at.T).any()):
+            return False
+        return float(self.merged()[1].max()) < VAGUE
 
     def merged(self) -> tuple[list[list[int]], Tensor]:
         """Groups of samples that only their mean is known of, and every sample's predicted error
@@ -77,14 +80,17 @@ class Candidate:
         return self.plausible, self.explains, self.settles, self.verified, -self.certificate.misfit
 
 
+def far_longer(T: Tensor) -> Tensor:
+    """(B,) samples of more than `FAR` times the usual length, or of none that is finite."""
+    lengths = T.norm(dim=1)
+    return ~(lengths <= FAR * lengths.median())
+
+
 def runaways(observation: Observation, T: Tensor) -> Tensor:
     """(B,) samples far longer than the others with p = e_y: nothing holds them, and an error
     relative to that length is none."""
     P = observation.equation().probabilities(T)
-    lengths = T.norm(dim=1)
-    return ~(lengths <= FAR * lengths.median()) & (
-        1 - P.amax(1) < 10 * observation.client_precision
-    )
+    return far_longer(T) & (1 - P.amax(1) < 10 * observation.client_precision)
 
 
 def polish(observation: Observation, equation: Equation, at: Unknowns) -> Candidate:

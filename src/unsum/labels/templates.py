@@ -131,14 +131,18 @@ def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) ->
     figures = _Figures.of(head, prior, sigma)
     u, s = figures.hypotheses()
     before = -0.5 * (u.log() / _USUAL).square() - _CLIPPED * (s != 1)
-    best: tuple[float, Tensor, Tensor, int] | None = None
-    for B in [size] if size is not None else _sizes(head.classes):
+
+    def of(B: int) -> tuple[float, Tensor, Tensor, int]:
         evidence, marginals = count_posterior(figures.log_likelihood(B), B)
         evidence = evidence + before
-        total = float(evidence.logsumexp(0))
-        if best is None or total > best[0] + _FEWER:
-            best = total, evidence, marginals, B
-    assert best is not None
+        return float(evidence.logsumexp(0)), evidence, marginals, B
+
+    first, *larger = [size] if size is not None else _sizes(head.classes)
+    best = of(first)
+    for B in larger:
+        other = of(B)
+        if other[0] > best[0] + _FEWER:
+            best = other
     total, evidence, marginals, B = best
     weights = (
         (evidence - total).exp()

@@ -52,13 +52,37 @@ def guess(samples: Tensor, public: Tensor | None = None, diverse: Tensor | None 
     """
     x = flat(samples)
     best, off = torch.zeros_like(x), x.square().sum(1)
-    guesses = [] if public is None else [row.expand_as(x) for row in flat(public)]
-    if diverse is not None and len(x) > 1:
-        guesses.append(torch.where(diverse[:, None].to(x.device), others(x), best))
-    for candidate in guesses:
+    for candidate in _guesses(x, public, diverse):
         away = distance(candidate, x)
         best, off = torch.where((away < off)[:, None], candidate, best), torch.minimum(away, off)
     return best
+
+
+def left_by_directions(
+    samples: Tensor, public: Tensor | None = None, diverse: Tensor | None = None
+) -> Tensor:
+    """(B,) the share of ‖x‖² that the best multiple of the nearest guess leaves, for answers that
+    count up to a factor; the guesses are those of `guess`.
+
+    >>> left_by_directions(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.5, 0.0]])).tolist()
+    [0.0]
+    >>> left_by_directions(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, -1.0]])).tolist()
+    [1.0]
+    """
+    x = flat(samples)
+    cosine = torch.zeros(len(x), dtype=x.dtype)
+    for candidate in _guesses(x, public, diverse):
+        cosine = torch.maximum(cosine, torch.cosine_similarity(candidate, x, dim=1))
+    return 1 - cosine.clamp_max(1).square()
+
+
+def _guesses(x: Tensor, public: Tensor | None, diverse: Tensor | None) -> list[Tensor]:
+    """(B, n) each: the public ones, and the mean of the others where that is one."""
+    guesses = [] if public is None else [row.expand_as(x) for row in flat(public)]
+    if diverse is not None and len(x) > 1:
+        mean = torch.where(diverse[:, None].to(x.device), others(x), torch.zeros_like(x))
+        guesses.append(mean)
+    return guesses
 
 
 def distance(answers: Tensor, samples: Tensor) -> Tensor:

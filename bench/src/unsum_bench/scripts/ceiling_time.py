@@ -1,8 +1,8 @@
 """What ceilings cost: the default audit with and without, and how long a decision takes on
 ResNet-18 at 224².
 
-python -m unsum_bench.scripts.ceiling_time                        # both, CPU seconds, on one thread
-python -m unsum_bench.scripts.ceiling_time --parts decision --noise 5 10 --threads 2
+python -m unsum_bench.scripts.ceilings time                    # both, CPU seconds, on one thread
+python -m unsum_bench.scripts.ceilings time --parts decision --noise 5 10 --threads 2
 
 Every run is a process of its own, whose CPU seconds count from its start: what it imports and
 builds is in them.
@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from statistics import median
 
 AUDIT = "import unsum; audit = unsum.audit({how}); print(audit)"
@@ -76,7 +77,7 @@ def decisions(noises: list[float], threads: int) -> list[dict[str, object]]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -88,14 +89,10 @@ def main() -> None:
     parser.add_argument(
         "--noise", nargs="*", type=float, default=[1.0, 5.0, 10.0, 15.0, 20.0, 40.0]
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     found: dict[str, object] = {}
     if "audit" in options.parts:
         found["audit"] = audits(options.times, options.threads)
     if "decision" in options.parts:
         found["decision"] = decisions(options.noise, options.threads)
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

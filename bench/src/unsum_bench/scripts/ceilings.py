@@ -4,6 +4,7 @@ accuracy, and published bounds.
 python -m unsum_bench.scripts.ceilings --json ceilings.json
 python -m unsum_bench.scripts.ceilings --parts lenet published --photos photos.npz \\
     --json ceilings.json
+python -m unsum_bench.scripts.ceilings time        # what they cost: see `ceiling_time`
 
 Distances are measured once for every network and training, of one sample of the batch, and hold for
 every noise. A part whose figures are in the record (`--json`) is not measured again. `--photos` is
@@ -16,6 +17,7 @@ import argparse
 import json
 import math
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ from unsum.data import embedded_batch, tags
 from unsum.defend.added import AddedNoise
 from unsum.local_training import LocalTraining
 from unsum.models import load_model
+from unsum_bench.scripts import ceiling_time
 
 SIGMAS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 LEVEL = 0.2
@@ -389,6 +392,9 @@ def published_table(rows: list[Row]) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["time"]:
+        ceiling_time.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
 """An inverse of one layer, learned for a moment on other photos: what pictures does a decoder draw
 of features or maps?
 
-python -m unsum_bench.scripts.learned_inverse --layer layer3.0.conv2 --others a.tar b.tar \\
+python -m unsum_bench.scripts.pixels learned --layer layer3.0.conv2 --others a.tar b.tar \\
     --photos c.tar --batch 8 --device cuda
-python -m unsum_bench.scripts.learned_inverse --layer layer2.0.conv2 --others a.tar b.tar \
+python -m unsum_bench.scripts.pixels learned --layer layer2.0.conv2 --others a.tar b.tar \
         --photos c.tar --batch 1 --gradients 4 --solve 60
-python -m unsum_bench.scripts.learned_inverse --network resnet50 --weights resnet50.safetensors \
+python -m unsum_bench.scripts.pixels learned --network resnet50 --weights resnet50.safetensors \
         --layer layer4.2.conv2 --others a.tar …
 
 The layer's true input is granted for --count photos, and for the first --gradients batches it comes
@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from unsum.invert.layout import feature_layout
 from unsum.invert.losses import negative_psnr, psnr
 from unsum.invert.pixels import solve_pixels
 from unsum.models.client_batches import ClientFeatures, sharing
-from unsum.running.deadline import time_limit
 
 BATCH, RATE = 256, 1e-3
 WARM_UP = 100  # steps
@@ -172,7 +170,7 @@ def _scored(found: Tensor, shown: Tensor) -> str:
     return f"{float(score.min()):.1f} / {float(score.median()):.1f}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     from unsum_bench.scripts.convolutions import MEAN, STD, Setting, network
 
     parser = argparse.ArgumentParser(
@@ -201,7 +199,7 @@ def main() -> None:
         "--solve", type=float, default=0.0, help="seconds for the pixel equations from there"
     )
     parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     # gradients in float32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     client = options.batch if options.mode == "train" else None
@@ -251,8 +249,3 @@ def main() -> None:
                 ),
                 flush=True,
             )
-
-
-if __name__ == "__main__":
-    with time_limit(math.inf):  # figures must not depend on how fast the machine is
-        main()

@@ -9,6 +9,8 @@ python -m unsum_bench.scripts.pixels --photos cifar.npz --layer layer3.0.conv1 -
     --mode train --error 1e-6 --device cuda
 python -m unsum_bench.scripts.pixels rivals --photos cifar.npz --batch 1 4 8 --mode train \\
     --seconds 120 --device cuda
+# a decoder that is learned for a moment: see `learned_inverse`
+python -m unsum_bench.scripts.pixels learned --layer layer3.0.conv2 --others a.tar --photos c.tar
 # embedded photos
 python -m unsum_bench.scripts.pixels --batch 4 --mode train --grid docs/figures/pixels.png
 
@@ -26,8 +28,10 @@ takes photos in [0, 1] and normalizes them itself.
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import resource
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +49,8 @@ from unsum.invert.pixels import solve_pixels
 from unsum.invert.pixels.equations import read_by
 from unsum.leak import Leak
 from unsum.models.built import Normalize
+from unsum.running.deadline import time_limit
+from unsum_bench.scripts import learned_inverse
 from unsum_bench.scripts.learned_inverse import learn
 
 CLASSES = 10
@@ -55,6 +61,10 @@ PUBLISHED = {"ig": 24_000, "gradinversion": 20_000}  # steps
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["learned"]:
+        with time_limit(math.inf):  # figures must not depend on how fast the machine is
+            learned_inverse.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
