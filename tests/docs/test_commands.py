@@ -190,7 +190,7 @@ def test_the_command_runs(ran: dict[str, Ran], command: str) -> None:
 @pytest.mark.long
 def test_the_gate_says_what_the_page_says_it_says(ran: dict[str, Ran]) -> None:
     page = (pages.ROOT / "docs" / "ci.md").read_text("utf-8")
-    (shown,) = re.findall(r"^Gate .*$", page, re.MULTILINE)
+    shown, *_ = re.findall(r"^Gate .*$", page, re.MULTILINE)
     (command,) = (
         text
         for text, where in SHOWN

@@ -35,6 +35,22 @@ def build(num_classes):
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(512, num_classes))
     model.image_size = 32
     return model
+
+class Net(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.down = nn.Conv2d(3, 4, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(4, outputs, 2, 2)
+        self.beside = nn.Conv2d(3, outputs, 1)
+
+    def forward(self, x):
+        return self.up(self.down(x).relu()) + self.beside(x)
+
+def unet():
+    return Net(4)
+
+def depth():
+    return Net(1)
 """
 # torchvision compares CIFAR-10's files with its checksums; ours have the same form and other
 # pictures.
@@ -56,6 +72,9 @@ def prepare(folder: Path) -> None:
     numbers = np.arange(len(pictures)) % CLASSES
     _photos(folder, pictures, numbers)
     np.savez(folder / "my-pictures.npz", images=pictures.repeat(4, 0), labels=numbers.repeat(4) % 5)
+    small = pictures[:4].transpose(0, 3, 1, 2)[..., :16, :16] / np.float32(255)
+    np.savez(folder / "masks.npz", images=small, targets=np.arange(4 * 256).reshape(4, 16, 16) % 4)
+    np.savez(folder / "depth.npz", images=small, targets=small.mean(1, keepdims=True))
     _cifar(folder / "datasets" / "cifar-10-batches-py")
     _round(folder)
     _hugging_face(folder / "my-vit")

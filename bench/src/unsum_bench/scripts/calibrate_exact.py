@@ -146,11 +146,13 @@ def another_batch(case: Case) -> float:
     alpha = float((sent * observation.U).sum() / sent.square().sum())
     at = Unknowns.of(T, alpha)
     equation = replace(observation.equation(), weight=observation.weights_at(at, Y))
-    own = solve(replace(equation, Y=Y), at)
+    whole = replace(equation, Y=Y)
+    own = solve(whole, at)
+    least = float(whole.cost(own))
     left = max((equation.U.numel() - equation.U.shape[1]) - T.numel(), 1)
-    for difference, other, start in others(equation, own.at, Y):
-        cost = solve(other, start).cost
-        if cost - own.cost <= DEVIATIONS**2 * own.cost / left:
+    for difference, other, start in others(equation, own, Y):
+        cost = float(other.cost(solve(other, start)))
+        if cost - least <= DEVIATIONS**2 * least / left:
             return difference
     return 0.0
 
