@@ -33,8 +33,8 @@ def test_the_page_loads_completely(
     images = page.evaluate(
         "[...document.images].map(image => [image.complete, image.naturalWidth])"
     )
-    # original and recovered; without defense, then each strength
-    assert images == [[True, 128]] * 2 * (4 + 2)
+    # original and recovered; without defense, then each strength, and the first that is proven
+    assert images == [[True, 128]] * 2 * (1 + 4 + 2)
     assert page.locator("h1").inner_text().replace("\N{NO-BREAK SPACE}", " ") == headline(sweep)
     assert page.get_by_role(
         "img", name="Leakage and accuracy against the strength of noise"
@@ -54,8 +54,9 @@ def test_the_drawing_shows_the_figures_where_they_belong(
         [p.worst for p in points], abs=1e-3
     )
     places = [float(dots.nth(i).get_attribute("cx") or "nan") for i in range(dots.count())]
-    # 1e-7, 1e-4, 1e-1: evenly, by their logarithm
-    assert places[1:] == pytest.approx([168, 442, 716], abs=0.2)
+    # 1e-7, 1e-4, 1e-1, and 10, the first that is proven: by their logarithm
+    assert points[-1].strength == 10 and points[-1].proven(sweep.keep_under)
+    assert places[1:] == pytest.approx([168, 373.5, 579, 716], abs=0.2)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -40,7 +40,7 @@ export class History {
     }
     const title = document.createElement("p");
     title.className = "small muted";
-    title.append("Leakage: ", legend("key-worst", "worst photo"), legend("key-mean", "mean"), legend("key-cap", "ceiling"));
+    title.append("Leakage: ", legend("key-worst", "worst"), legend("key-mean", "mean"), legend("key-cap", "ceiling"));
     this.place.replaceChildren(title, drawing);
   }
 }
