@@ -4,6 +4,7 @@ above has made sure of."""
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import unsum
@@ -26,6 +27,7 @@ INSIDE = (
 )
 
 
+@cache
 def _asserts(path: Path) -> list[ast.Assert]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
 

@@ -90,6 +90,7 @@ def test_noise_climbs_until_every_sample_is_under_the_level_and_that_has_its_pri
     assert "small network learns to " in comparison.answer
 
 
+@pytest.mark.long
 def test_the_noise_that_was_audited_is_not_climbed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "STANDARD", ())
     size = float(unsum.capture(small_net(), *DATA).gradients["5.weight"].square().mean().sqrt())

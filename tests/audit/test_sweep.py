@@ -381,6 +381,7 @@ def default_sweep() -> Sweep:
     return unsum.sweep(over=["noise=1e-7,1", "drop-head"], batch=2, utility=False)
 
 
+@pytest.mark.long
 class TestOnTheDefaultModel:
     def test_weak_noise_stops_nothing_and_strong_noise_everything(
         self, default_sweep: Sweep
@@ -411,6 +412,7 @@ class TestOnTheDefaultModel:
 class TestSweep:
     data = pictures(3), torch.tensor([1, 1, 2])
 
+    @pytest.mark.long
     def test_defenses_given_besides_come_before_and_are_shown(self) -> None:
         heard = Heard()
         sweep = unsum.sweep(
@@ -426,6 +428,7 @@ class TestSweep:
         assert sweep.setting.defenses == "SmoothLabels(0.1) | Clip(0.5)"
         assert heard.parts == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
+    @pytest.mark.long
     def test_a_range_of_noise_goes_on_to_the_first_that_is_proven(self) -> None:
         limits = unsum.AuditLimits(time_limit=5.0)
         ranged = unsum.sweep(
@@ -476,6 +479,7 @@ class TestSweep:
             unsum.sweep(small_net(), self.data, **{"utility": False, **arguments})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_defense_that_ruins_the_model_is_not_green(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ROUNDS": 6, "RUNS": 1}.items():  # enough to learn a little
         monkeypatch.setattr(task, name, value)

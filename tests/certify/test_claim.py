@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,14 @@ SURE = Evidence(torch.tensor([1e-6, 1e-5]), explained=True, confirmations=1)
 GRANTING = ("exact", "inputs_exact")
 
 
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call):
-                yield path.relative_to(SOURCE).as_posix(), node
+@cache
+def calls() -> list[tuple[str, ast.Call]]:
+    return [
+        (path.relative_to(SOURCE).as_posix(), node)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+    ]
 
 
 def name_of(call: ast.Call) -> str:

@@ -43,6 +43,7 @@ def test_an_audit_shows_the_text_beside_what_came_back(run: Run, folder: Path) -
         assert page.count("We moved the patient to Friday .") >= 2  # as it was, and recovered
 
 
+@pytest.mark.long
 def test_text_leaks_without_the_last_layer_as_well(run: Run, folder: Path) -> None:
     chosen = ["--model", f"hf:{folder}", "--data", "mine.txt", "--defense", "drop-head"]
     result = run("audit", *chosen, "--fail-above", "0.2")
@@ -50,6 +51,7 @@ def test_text_leaks_without_the_last_layer_as_well(run: Run, folder: Path) -> No
     assert "Tried text: 2 of 2 samples, up to 100 %" in result.out
 
 
+@pytest.mark.long
 def test_dropout_hides_the_texts_and_not_their_words(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_classifier_takes_texts_with_their_labels(run: Run, tmp_path: Path) ->
     assert all(line in shown.out for line in LINES), shown.err
 
 
+@pytest.mark.long
 def test_a_classifier_takes_pairs_of_sentences(run: Run, tmp_path: Path) -> None:
     save_encoder(tmp_path / "bert", masked=False)
     Path("client.jsonl").write_text(json.dumps({"text": LINES[0], "pair": LINES[1], "label": 1}))

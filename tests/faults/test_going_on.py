@@ -73,6 +73,7 @@ def test_a_sweep_goes_on_with_the_strengths_that_are_missing(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["sweep.html", "sweep.json"]
 
 
+@pytest.mark.long
 def test_strengths_of_another_sweep_or_damaged_ones_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,8 @@ def test_a_momentum_that_nobody_declared_and_steps_that_weigh_otherwise_are_not_
         assert not leak.exact or error < 1e-2
 
 
-@pytest.mark.parametrize("rate", [2.0, *long(0.3)])
+@pytest.mark.long
+@pytest.mark.parametrize("rate", [2.0, 0.3])
 def test_accumulated_gradients_are_one_step_whatever_the_counters_say(rate: float) -> None:
     client = Client()
     update, features = client.sends(LocalTraining(rate, 1), 8, rate)

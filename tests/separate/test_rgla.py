@@ -269,6 +269,7 @@ def test_many_batches_at_once_are_each_what_they_are_alone(classes: int, constan
         )
 
 
+@pytest.mark.long
 def test_labels_drawn_at_random_cost_no_sample_of_its_own_label_by_default() -> None:
     """With D differentiated, samples that share a label drift apart until D has lost a rank, and
     take others with them."""

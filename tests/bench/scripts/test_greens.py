@@ -39,6 +39,7 @@ def blind(result: str = "passed") -> Any:
     )
 
 
+@pytest.mark.long
 def test_a_blind_audit_is_contradicted() -> None:
     case = greens.Case("mlp", 8, 4, 40, "", size_known=False, alike=False, seed=3)
     model, data = case.model(), case.data()
@@ -58,6 +59,7 @@ def test_a_blind_audit_is_contradicted() -> None:
 
 
 @pytest.mark.parametrize(("defense", "setting"), [("", "ig, masked"), ("sign", "rog")])
+@pytest.mark.long
 def test_matching_draws_what_a_gate_must_not_pass(defense: str, setting: str) -> None:
     case = greens.Case("pooled", 16, 2, 20, defense, size_known=False, alike=False, seed=5)
     model, data = case.model(), case.data()
@@ -72,6 +74,7 @@ def test_matching_draws_what_a_gate_must_not_pass(defense: str, setting: str) ->
     )
 
 
+@pytest.mark.long
 def test_noise_contradicts_nothing_and_passes() -> None:
     outcome = greens.tried(
         greens.Case("mlp", 8, 4, 40, "noise:1", size_known=False, alike=False, seed=3)
