@@ -55,7 +55,8 @@ def test_the_drawing_shows_the_figures_where_they_belong(
     )
     places = [float(dots.nth(i).get_attribute("cx") or "nan") for i in range(dots.count())]
     # 1e-7, 1e-4, 1e-1, and 10, the first that is proven: by their logarithm
-    assert points[-1].strength == 10 and points[-1].proven(sweep.keep_under)
+    assert points[-1].strength == 10
+    assert points[-1].proven(sweep.keep_under)
     assert places[1:] == pytest.approx([168, 373.5, 579, 716], abs=0.2)
 
 
