@@ -274,7 +274,7 @@ class TestPage:
             "Which is which?",
             "37 %",
             "23.0",  # points of accuracy lost
-            "Not attacked at on:",
+            "Not decidable at on:",
             "may read up to the ceiling",
             "7,000 weights, the audited model 4,000,000",
         ):
@@ -301,7 +301,7 @@ class TestPage:
         assert intervals == sum(1 + len(curve.points) for curve in self.curves)
         # Two drawings and the level's bar.
         assert page.count("<svg") - page.count('<svg viewBox="0 0 32 12"') - intervals == 3
-        assert "not attacked" in page
+        assert "not decidable" in page
 
     def test_a_row_has_one_of_the_verdicts_of_an_audit(self) -> None:
         named = LabelsRead(2, 2, 0.1, "exact", torch.zeros(2, 20))

@@ -173,7 +173,7 @@ def _section(sweep: SweepResult, curve: Curve) -> dict[str, Any]:
     )
     notes = [
         closer(sweep, curve),
-        *(f"Not attacked at {label}: {p.refused}" for label, p in labeled if p.refused),
+        *(f"Not decidable at {label}: {p.refused}" for label, p in labeled if p.refused),
     ]
     notes += [f"Accuracy was not measured: {reason}" for reason in sorted(untrained)]
     return {
