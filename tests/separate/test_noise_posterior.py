@@ -3,6 +3,8 @@ to nothing else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -70,6 +72,26 @@ def test_the_size_of_features_is_least_squares_with_a_prior() -> None:
     # as precise as 1 ± 1: half-way
     assert size_of(x, torch.tensor([5.0]).double(), prior) == pytest.approx(1.5)
     assert size_of(x, torch.tensor([1e-6]).double(), prior) == pytest.approx(2)
+    # with half the chance that its label is right, half as precise; with none, the prior's
+    sure = torch.tensor([0.5]).double()
+    assert size_of(x, torch.tensor([5.0]).double(), prior, sure) == pytest.approx(4 / 3)
+    assert size_of(x, torch.tensor([1e-6]).double(), prior, 0 * sure) == pytest.approx(1)
+    # inputs that all have one size leave little open
+    alike = replace(prior, spread=0.1)
+    assert size_of(x, torch.tensor([5.0]).double(), alike) == pytest.approx(102 / 101)
+
+
+def test_features_that_vary_little_about_their_mean_are_learned_beside_it() -> None:
+    """Features of 0.5 in all columns and 0.02 about that from column to column, of which public
+    inputs show all but 0.01: noise of 0.5 leaves these 0.01, where a distribution of all columns
+    alike leaves 0.02."""
+    usual = gaussian(0.5, 0.02, 1, 4000, 0)
+    views = usual + gaussian(0.0, 0.01, 20, 4000, 1)
+    prior = FeaturePrior(views, views.mean(0), 20, non_negative=True)
+    features = usual + gaussian(0.0, 0.01, 6, 4000, 2)
+    x = features + gaussian(0.0, 0.5, 6, 4000, 3)
+    posterior = denoise(x, torch.full((6,), 0.5, dtype=torch.float64), signed=False, prior=prior)
+    assert float((posterior.mean - features).square().mean(1).sqrt().max()) < 0.012
 
 
 def convolutional() -> nn.Sequential:
@@ -107,10 +129,9 @@ def pictures(count: int, seed: int) -> Tensor:
 def read(
     model: nn.Module, images: Tensor, labels: Tensor, sigma: float, draw: int, **known: object
 ) -> unsum.Leak:
+    update = unsum.capture(model, images, labels, train=model.training)
     torch.manual_seed(draw)
-    return unsum.separate(
-        model, unsum.Noise(sigma)(unsum.capture(model, images, labels)), "adaptive", **known
-    )
+    return unsum.separate(model, unsum.Noise(sigma)(update), "adaptive", **known)
 
 
 def leakage(found: Tensor, features: Tensor, guess: Tensor) -> float:

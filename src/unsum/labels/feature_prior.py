@@ -2,10 +2,18 @@
 client trains it.
 
 Views of the public inputs (flips, and cuts of at least half a side, enlarged again) average out
-what is one photo's own. After a ReLU, the mean over few photos is still too rough: half of it and
-half of its own mean over all features point closer to the features of other photos than either
-does. Where nobody grants public inputs, random ones show how large features are, and every feature
-is taken for equally likely: then the template is the plain row sum.
+what is one photo's own. The mean m over few photos is still rough. Some share w of something even
+in its place comes closer to other photos: its own mean over all features where these are never
+negative, zero where they have signs. How much of it depends on the network, and the public inputs
+tell, each guessed from the others (m₋ᵢ, and eᵢ what is even of it):
+
+    w = Σᵢ ⟨fᵢ − m₋ᵢ, eᵢ − m₋ᵢ⟩ / Σᵢ ‖eᵢ − m₋ᵢ‖²,   between 0 and 1
+
+They tell as well how much one input's features are larger than another's: `spread`, the standard
+deviation of ⟨fᵢ, gᵢ⟩/‖gᵢ‖² from 1, where gᵢ is the guess at fᵢ.
+
+Where nobody grants public inputs, random ones show how large features are, and every feature is
+taken for equally likely: then the template is the plain row sum.
 """
 
 from __future__ import annotations
@@ -26,8 +34,9 @@ _FEW = 8  # [inputs] in a pass of random ones. Chosen by: arbitrary budget
 _MOST_INPUTS = 64  # [inputs] in one pass. Chosen by: arbitrary budget
 _MOST_FEATURES = 1 << 24  # [features] of all views: 128 MB. Chosen by: arbitrary budget
 _SMALLEST_CUT = 0.5  # [share] of a side. Chosen by: arbitrary budget
-# [share] of the mean over all features. Chosen by: one-off measurement on the default batch
-_ROUGH = 0.5
+# [share] that an input's features are larger or smaller than expected: at least, and where too few
+# inputs tell. Chosen by: arbitrary budget
+_LEAST_SPREAD, _UNKNOWN_SPREAD = 0.01, 1.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class FeaturePrior:
     mean: Tensor
     public: int  # inputs that were granted; 0 where random ones took their place
     non_negative: bool
+    spread: float = _UNKNOWN_SPREAD  # of the size of one input's features, relative
 
     def scaled(self, size: float) -> FeaturePrior:
         """The same of features that are `size` times as large."""
@@ -85,7 +95,8 @@ def _feature_prior(
         else:
             chosen = public[:_MOST_INPUTS].detach().cpu()
             rounds = min(VIEWS, max(1, _MOST_FEATURES // (len(chosen) * head.W.shape[1])))
-            batches = [_viewed(chosen, generator) for _ in range(rounds if chosen.ndim == 4 else 1)]
+            cut = range(rounds - 1 if chosen.ndim == 4 else 0)
+            batches = [chosen, *(_viewed(chosen, generator) for _ in cut)]
         views = torch.cat([probe.send(batch)[0] for batch in batches]).to(head.W.device).double()
     except (UnsumError, RuntimeError, ValueError, IndexError):
         # inputs of another kind than this model takes
@@ -93,14 +104,38 @@ def _feature_prior(
     if views.shape[1] != head.W.shape[1] or not bool(views.isfinite().all()):
         return None
     non_negative = bool((views >= 0).all()) if known is None else known
+    if public is not None:
+        mean, spread = _expected(views.view(len(batches), len(chosen), -1), even=non_negative)
+        return FeaturePrior(views, mean, len(chosen), non_negative, spread)
     mean = views.mean(0)
-    if non_negative:
-        share = 1.0 if public is None else _ROUGH
-        mean = (1 - share) * mean + share * mean.mean()
-    elif public is None:
-        # of signed features, random inputs show the size and nothing else
-        mean = torch.zeros_like(mean)
-    return FeaturePrior(views, mean, 0 if public is None else len(chosen), non_negative)
+    # Of features that are never negative, random inputs show the mean over all; of others nothing.
+    mean = torch.full_like(mean, float(mean.mean()) if non_negative else 0.0)
+    return FeaturePrior(views, mean, 0, non_negative)
+
+
+def _expected(views: Tensor, *, even: bool) -> tuple[Tensor, float]:
+    """The mean (H,) expected of another input, and the spread of sizes, from views (n, k, H) of k
+    inputs, the first of which are the inputs themselves."""
+
+    def flattened(mean: Tensor) -> Tensor:
+        return mean.mean(-1, keepdim=True).expand_as(mean) * float(even)
+
+    inputs, each = views[0], views.mean(0)
+    mean, k = each.mean(0), len(each)
+    if k < 2:
+        return mean, _UNKNOWN_SPREAD
+    without = (k * mean - each) / (k - 1)
+    change = flattened(without) - without
+    size = float(change.square().sum())
+    share = float(((inputs - without) * change).sum()) / size if size > 0 else 0.0
+    share = min(max(share, 0.0), 1.0)
+    guesses = without + share * change
+    squares = guesses.square().sum(1)
+    if not bool((squares > 0).all()):
+        return (1 - share) * mean + share * flattened(mean), _UNKNOWN_SPREAD
+    sizes = (inputs * guesses).sum(1) / squares
+    spread = max(float((sizes - 1).square().mean().sqrt()), _LEAST_SPREAD)
+    return (1 - share) * mean + share * flattened(mean), spread
 
 
 def _viewed(inputs: Tensor, generator: torch.Generator) -> Tensor:

@@ -76,8 +76,6 @@ class CountEvidence:
     chance: Tensor
     size: int
     scale: float  # s, of the gradient, on average over the hypotheses
-    # u/s, of the client's features over those of public inputs, their geometric mean
-    feature_size: float
 
     @property
     def labels(self) -> Tensor:
@@ -150,7 +148,7 @@ def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) ->
         else torch.full_like(evidence, 1 / len(evidence))
     )
     chance = at_least((weights[:, None, None] * marginals).sum(0))
-    return CountEvidence(chance, B, float(weights @ s), float((weights @ (u / s).log()).exp()))
+    return CountEvidence(chance, B, float(weights @ s))
 
 
 def _sizes(classes: int) -> list[int]:

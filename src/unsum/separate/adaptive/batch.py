@@ -39,8 +39,6 @@ class Groups:
     notes: list[str]
     # (B,) that each label is right; empty: all are.
     chances: Tensor = field(default_factory=lambda: torch.zeros(0))
-    # over that of public inputs, where the labels' likelihood shows it
-    feature_size: float | None = None
 
     @property
     def sure(self) -> Tensor:
@@ -110,7 +108,7 @@ def _likeliest(
         )
     ]
     known = knowledge.batch_size is not None
-    return Groups(labels, counts, scale, known, notes, chances, found.feature_size)
+    return Groups(labels, counts, scale, known, notes, chances)
 
 
 def _label_rows(

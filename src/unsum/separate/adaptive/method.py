@@ -100,12 +100,15 @@ def _noisy(
         "Features are posterior means: least squares over all rows, and a prior learned from the "
         f"estimates themselves{f' and from {whence}' if whence else ''}."
     )
-    found = answer(head, batch, defense, tell_apart(head, batch, defense, fit), done)
+    samples = tell_apart(head, batch, defense, fit)
+    found = answer(head, batch, defense, samples, done)
     if float(batch.sure.min()) < _SURE or found.predicted_error > _LITTLE:
         return found  # the exact solver takes labels for certain, and noise for small
     size = float(head.row_norms(head.grad_W).norm())
     noise = defense.sigma * head.grad_W.numel() ** 0.5
-    if found.predicted_error < _GOOD and found.residual * size < _MISFIT * noise:
+    explained = found.residual * size < _MISFIT * noise
+    # Of samples that are all alike, a mean has a small error too, and tells none from another.
+    if found.predicted_error < _GOOD and explained and not samples.merged:
         return found
     told = knowledge if knowledge.labels is not None else Knowledge(labels=batch.members)
     other = exact(head, told, seed=seed)
