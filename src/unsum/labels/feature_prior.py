@@ -2,22 +2,22 @@
 client trains it.
 
 Views of the public inputs (flips, and cuts of at least half a side, enlarged again) average out
-what is one photo's own. The mean m over few photos is still rough. Some share w of something even
-in its place comes closer to other photos: its own mean over all features where these are never
-negative, zero where they have signs. How much of it depends on the network, and the public inputs
-tell, each guessed from the others (m₋ᵢ, and eᵢ what is even of it):
+what is one photo's own. The mean m over few photos is still rough. Two things besides come closer
+to the features of another photo: the mean r over made-up pictures, patches of random tones of many
+sizes, and where features are never negative an even one, e, m's own mean over all features. How
+much of each depends on the network, and the public inputs tell: the weights w ≥ 0 are least squares
+of
 
-    w = Σᵢ ⟨fᵢ − m₋ᵢ, eᵢ − m₋ᵢ⟩ / Σᵢ ‖eᵢ − m₋ᵢ‖²,   between 0 and 1
+    fᵢ ≈ w₁ m₋ᵢ + w₂ r + w₃ e₋ᵢ
 
-They tell as well how much one input's features are larger than another's: `spread`, the standard
-deviation of ⟨fᵢ, gᵢ⟩/‖gᵢ‖² from 1, where gᵢ is the guess at fᵢ.
-
-Where nobody grants public inputs, random ones show how large features are, and every feature is
-taken for equally likely: then the template is the plain row sum.
+over the inputs' features fᵢ, each guessed from the others. They tell as well how much one input's
+features are larger than another's: `spread`, the standard deviation of ⟨fᵢ, gᵢ⟩/‖gᵢ‖² from 1, where
+gᵢ is the guess at fᵢ. Where nobody grants public inputs, made-up ones take their place.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,9 @@ from unsum.labels.probe import Probe
 from unsum.running.sharing import once, version
 
 VIEWS = 16  # [1] of every public input. Chosen by: one-off measurement on the default batch
-_FEW = 8  # [inputs] in a pass of random ones. Chosen by: arbitrary budget
+_MADE_UP = 32  # [inputs] at random. Chosen by: arbitrary budget
+# [1] along a side of such pictures. Chosen by: arbitrary, photos have all scales
+_PATCHES = (2, 4, 8, 16)
 _MOST_INPUTS = 64  # [inputs] in one pass. Chosen by: arbitrary budget
 _MOST_FEATURES = 1 << 24  # [features] of all views: 128 MB. Chosen by: arbitrary budget
 _SMALLEST_CUT = 0.5  # [share] of a side. Chosen by: arbitrary budget
@@ -89,53 +91,88 @@ def _feature_prior(
     probe = Probe(head, model, 1, seed)
     generator = torch.Generator().manual_seed(seed)
     try:
-        if public is None:
-            shape = probe.input_shape()
-            batches = [torch.rand(_FEW, *shape, generator=generator) for _ in range(2)]
-        else:
+        shape = probe.input_shape() if public is None else tuple(public.shape[1:])
+        batches = [_made_up(shape, generator).to(head.W.dtype)]
+        if public is not None:
             chosen = public[:_MOST_INPUTS].detach().cpu()
             rounds = min(VIEWS, max(1, _MOST_FEATURES // (len(chosen) * head.W.shape[1])))
+            pictures = chosen.ndim == 4 and chosen.is_floating_point()
+            made = batches if pictures else []
             cut = range(rounds - 1 if chosen.ndim == 4 else 0)
-            batches = [chosen, *(_viewed(chosen, generator) for _ in cut)]
-        views = torch.cat([probe.send(batch)[0] for batch in batches]).to(head.W.device).double()
+            batches = [*made, chosen, *(_viewed(chosen, generator) for _ in cut)]
+        seen = [probe.send(batch)[0].to(head.W.device).double() for batch in batches]
     except (UnsumError, RuntimeError, ValueError, IndexError):
         # inputs of another kind than this model takes
         return None
-    if views.shape[1] != head.W.shape[1] or not bool(views.isfinite().all()):
+    if any(part.shape[1] != head.W.shape[1] or not bool(part.isfinite().all()) for part in seen):
         return None
+    beside = [] if public is None or not made else [seen.pop(0).mean(0)]
+    views = torch.stack(seen)
     non_negative = bool((views >= 0).all()) if known is None else known
-    if public is not None:
-        mean, spread = _expected(views.view(len(batches), len(chosen), -1), even=non_negative)
-        return FeaturePrior(views, mean, len(chosen), non_negative, spread)
-    mean = views.mean(0)
-    # Of features that are never negative, random inputs show the mean over all; of others nothing.
-    mean = torch.full_like(mean, float(mean.mean()) if non_negative else 0.0)
-    return FeaturePrior(views, mean, 0, non_negative)
+    mean, spread = _expected(views, beside, even=non_negative)
+    granted = 0 if public is None else len(chosen)
+    return FeaturePrior(views.flatten(0, 1), mean, granted, non_negative, spread)
 
 
-def _expected(views: Tensor, *, even: bool) -> tuple[Tensor, float]:
-    """The mean (H,) expected of another input, and the spread of sizes, from views (n, k, H) of k
-    inputs, the first of which are the inputs themselves."""
+def _expected(views: Tensor, beside: list[Tensor], *, even: bool) -> tuple[Tensor, float]:
+    """The mean (H,) expected of another input, and the spread of sizes.
 
-    def flattened(mean: Tensor) -> Tensor:
-        return mean.mean(-1, keepdim=True).expand_as(mean) * float(even)
-
+    Args:
+        views: (n, k, H) of k inputs, the first of which are the inputs themselves.
+        beside: (H,) other means.
+        even: whether an even mean is one of those that are weighed.
+    """
     inputs, each = views[0], views.mean(0)
     mean, k = each.mean(0), len(each)
     if k < 2:
         return mean, _UNKNOWN_SPREAD
-    without = (k * mean - each) / (k - 1)
-    change = flattened(without) - without
-    size = float(change.square().sum())
-    share = float(((inputs - without) * change).sum()) / size if size > 0 else 0.0
-    share = min(max(share, 0.0), 1.0)
-    guesses = without + share * change
+    others = [_choices((k * mean - one) / (k - 1), beside, even=even) for one in each]
+    gram = sum((rows @ rows.T for rows in others), start=mean.new_zeros(()))
+    pull = sum(
+        (rows @ one for rows, one in zip(others, inputs, strict=True)), start=mean.new_zeros(())
+    )
+    weights = _weighed(gram, pull)
+    guesses = torch.stack([weights @ rows for rows in others])
     squares = guesses.square().sum(1)
+    expected = weights @ _choices(mean, beside, even=even)
     if not bool((squares > 0).all()):
-        return (1 - share) * mean + share * flattened(mean), _UNKNOWN_SPREAD
+        return expected, _UNKNOWN_SPREAD
     sizes = (inputs * guesses).sum(1) / squares
-    spread = max(float((sizes - 1).square().mean().sqrt()), _LEAST_SPREAD)
-    return (1 - share) * mean + share * flattened(mean), spread
+    return expected, max(float((sizes - 1).square().mean().sqrt()), _LEAST_SPREAD)
+
+
+def _choices(mean: Tensor, beside: list[Tensor], *, even: bool) -> Tensor:
+    """(m, H) the means that are weighed."""
+    return torch.stack([mean, *beside, *([mean.mean().expand_as(mean)] if even else [])])
+
+
+def _weighed(gram: Tensor, pull: Tensor) -> Tensor:
+    """The weights w ≥ 0 (m,) that minimize wᵀ gram w − 2 wᵀ pull, by trying which of them are not
+    zero."""
+    best, least = torch.zeros_like(pull), 0.0
+    for size in range(1, len(pull) + 1):
+        for some in itertools.combinations(range(len(pull)), size):
+            part = gram[list(some)][:, list(some)]
+            found = torch.linalg.pinv(part, rtol=1e-12, hermitian=True) @ pull[list(some)]
+            left = -float(found @ pull[list(some)])
+            if bool((found >= 0).all()) and left < least:
+                best, least = torch.zeros_like(pull), left
+                best[list(some)] = found
+    return best
+
+
+def _made_up(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random inputs: pictures of few or many patches of random tones, each as likely dark, pale or
+    gray; of anything else random numbers."""
+    if len(shape) != 3:
+        return torch.rand(_MADE_UP, *shape, generator=generator)
+    made = []
+    for i in range(_MADE_UP):
+        patches = torch.rand(1, shape[0], *[_PATCHES[i % len(_PATCHES)]] * 2, generator=generator)
+        low, high = torch.rand(2, generator=generator).sort().values
+        tones = low + (high - low) * patches
+        made.append(nn.functional.interpolate(tones, size=shape[1:], mode="bicubic"))
+    return torch.cat(made).clamp(0, 1)
 
 
 def _viewed(inputs: Tensor, generator: torch.Generator) -> Tensor:

@@ -25,6 +25,7 @@ from unsum.separate.adaptive.rounds import fit_hits, fit_noisy, fit_pruned, fit_
 from unsum.separate.exact import exact
 from unsum.separate.method import SEPARATORS, relative_misfit, uncertified
 from unsum.separate.rgla.newton import rgla_newton
+from unsum.update import Update
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
 # [probability] of every label, below which the exact solver is not asked. Chosen by: arbitrary
@@ -47,7 +48,12 @@ _MUCH = 0.05  # share of the gradient left over from which a person is told
     needs="the last layer's gradient; fewer samples than classes",
 )
 def adaptive(
-    head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    model: nn.Module | None = None,
+    update: Update | None = None,
 ) -> Leak:
     """Separate a batch whose gradient was tampered with; `notes` say which defense was found and
     what was done."""
@@ -64,7 +70,9 @@ def adaptive(
     prior = None
     if defense.kind == "noise" and model is not None:
         prior = feature_prior(head, model, knowledge.public, seed)
-    batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defense, prior)
+    most = None if update is None else update.num_examples
+    soft = are_soft(head, knowledge)
+    batch = None if soft else find_batch(head, knowledge, defense, prior, most)
     if batch is not None:
         try:
             if defense.is_noise:
