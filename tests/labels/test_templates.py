@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,8 +100,11 @@ def test_labels_are_read_through_noise_that_hides_them_from_single_entries() -> 
         unsum.labels(model, update, "templates", batch_size=6, public=public).tolist()
         == labels.tolist()
     )
-    # and how many they are
+    # and how many they are, but never more than the client declares
     assert unsum.labels(model, update, "templates", public=public).tolist() == labels.tolist()
+    declared = replace(update, num_examples=4)
+    assert len(unsum.labels(model, declared, "templates", public=public)) <= 4
+    assert unsum.separate(model, declared, "adaptive", public=public).batch_size <= 4
 
 
 def test_labels_are_guesses_where_noise_is_all_there_is() -> None:

@@ -101,7 +101,7 @@ def only(
 ) -> Leak:
     """The answer of one separator, whatever others would say."""
     case = Case(model, update, options, progress)
-    return replace(case.separate(method), tried=case.tried)
+    return replace(case.separate(method, asked=True), tried=case.tried)
 
 
 def quick(
@@ -109,7 +109,9 @@ def quick(
 ) -> Leak:
     """The answer of one separator or, where that is not certain, what the rows of the dense layers
     hold."""
-    alone = AutoRow(method, 0, "always", lambda _case: True, lambda case: case.separate(method))
+    alone = AutoRow(
+        method, 0, "always", lambda _case: True, lambda case: case.separate(method, asked=True)
+    )
     return _best([alone, ROWS[RATIO]], Case(model, update, options, progress))
 
 

@@ -3,15 +3,18 @@ refusal on the way."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor, nn
 
+from unsum.attack.fitted import fits_noise
 from unsum.attack.options import AttackOptions
 from unsum.attack.reach import blind_at_the_head, is_hopeless
 from unsum.errors import UnsumError
 from unsum.head import Head
+from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.leak import Attempt, Leak
 from unsum.models.language import is_language_model
 from unsum.network.chain import find_chain
@@ -27,6 +30,7 @@ UNREAD = (
     "entries of the update were removed or rounded, and no attack that was tried reads the dense "
     "layers below the last one from what is left"
 )
+ADAPTIVE = "adaptive"  # the separator whose answers hold the noise's own size
 _BLIND_BELOW = {
     "spans": "samples may be there that these layers do not tell apart",
     "tokens": "pictures may be there that the first layers do not tell apart",
@@ -68,6 +72,17 @@ class Case:
         """Whether every entry was sent with an error of its own."""
         return recognize(self.head).kind == "noise"
 
+    @cached_property
+    def noise_added(self) -> bool:
+        """Whether that error is a defense: not the rounding of weights, nor left by local steps."""
+        marks = recognize(self.head)
+        return self.noisy and not marks.rounding and not self.options.follows_steps(self.update)
+
+    @cached_property
+    def feature_prior(self) -> FeaturePrior | None:
+        """What features look like before the update is seen, where that can be told."""
+        return feature_prior(self.head, self.model, self.options.public, self.options.seed)
+
     @property
     def useless(self) -> bool:
         """Whether there is no answer yet that is worth anything."""
@@ -87,9 +102,17 @@ class Case:
         )
         return solver and not self.answer.exact and not self.options.other_loss
 
-    def separate(self, method: str, update: Update | None = None, how: str = "") -> Leak:
-        """One separator's answer, remembered whether it becomes the best one or not."""
+    def separate(
+        self, method: str, update: Update | None = None, how: str = "", *, asked: bool = False
+    ) -> Leak:
+        """One separator's answer, remembered whether it becomes the best one or not. One that fits
+        the noise is refused, unless it was `asked` for by name: any other answer is better."""
         leak = separate_by(method, self.model, update or self.update, self.options, self.progress)
+        told = self.noise_added and not asked and method != ADAPTIVE and not self.language
+        reason = fits_noise(self.head, leak, self.feature_prior) if told else ""
+        if reason:
+            self.tried.append(Attempt(method + how, refused=reason))
+            return replace(leak, predicted_error=math.inf)
         self.tried.append(
             Attempt(method + how, leak, blind="" if self.language else self._blind(leak))
         )

@@ -3,6 +3,8 @@ next to nothing.
 
 Where no answer of samples is worth anything, separators are asked once more, with the labels that
 rules name: signs leave labels and part of the features in rows that no separator finds by itself.
+Under added noise they are not: there `adaptive` weighs the chance of every label, and others fit
+the noise.
 
 Each rule's labels stay in `Leak.tried`. Where the answer expects to have failed, or is not of as
 many samples as there are, the labels of one rule stand beside it as `Leak.named`: of an untouched
@@ -73,7 +75,10 @@ def name_labels(case: Case) -> Leak | None:
 
 
 def named_and_useless(case: Case) -> bool:
-    return rules_apply(case) and case.useless and not case.options.follows_steps(case.update)
+    """Not under added noise: `adaptive` has weighed how likely each label is, and takes labels that
+    are given for certain."""
+    useless = case.useless and not case.options.follows_steps(case.update)
+    return rules_apply(case) and useless and not case.noise_added
 
 
 def separate_named(case: Case) -> None:

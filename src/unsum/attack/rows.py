@@ -330,8 +330,8 @@ row(
     "exact",
     160,
     when=(
-        "no answer is worth anything, and rules name labels: once more with these, by adaptive and "
-        "fgla as well"
+        "no answer is worth anything, no noise was added, and rules name labels: once more with "
+        "these, by adaptive and fgla as well"
     ),
     applies=named_and_useless,
 )(separate_named)

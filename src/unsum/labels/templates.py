@@ -76,8 +76,6 @@ class CountEvidence:
     chance: Tensor
     size: int
     scale: float  # s, of the gradient, on average over the hypotheses
-    # u/s, of the client's features over those of public inputs, their geometric mean
-    feature_size: float
 
     @property
     def labels(self) -> Tensor:
@@ -105,10 +103,8 @@ def templates(evidence: Clues) -> Tensor:
             "'templates' cannot tell what features of this model look like; give public inputs "
             "with public=, or use 'row-sum'."
         )
-    found = count_evidence(
-        evidence.head, prior, noise_of(evidence.head), evidence.knowledge.known_batch_size
-    )
-    return found.labels
+    size, most = evidence.knowledge.known_batch_size, evidence.update.num_examples
+    return count_evidence(evidence.head, prior, noise_of(evidence.head), size, most).labels
 
 
 def noise_of(head: Head) -> float:
@@ -117,15 +113,18 @@ def noise_of(head: Head) -> float:
 
 
 def count_evidence(
-    head: Head, prior: FeaturePrior, sigma: float, size: int | None
+    head: Head, prior: FeaturePrior, sigma: float, size: int | None, most: int | None = None
 ) -> CountEvidence:
-    """What the head's gradient says of every class's count, with noise of `sigma` on every
-    entry."""
+    """What the head's gradient says of every class's count, with noise of `sigma` on every entry,
+    in a batch of `size` or, where that is not known, of `most` samples at most."""
     objects = (head.grad_W, prior)
-    return once("count evidence", objects, lambda: _weighed(head, prior, sigma, size), sigma, size)
+    key = sigma, size, most
+    return once("count evidence", objects, lambda: _weighed(head, prior, *key), *key)
 
 
-def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) -> CountEvidence:
+def _weighed(
+    head: Head, prior: FeaturePrior, sigma: float, size: int | None, most: int | None
+) -> CountEvidence:
     if size is not None and size > MOST:
         raise UnsumError(f"'templates' counts up to {MOST} samples, not {size}; use 'llg'.")
     figures = _Figures.of(head, prior, sigma)
@@ -137,7 +136,7 @@ def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) ->
         evidence = evidence + before
         return float(evidence.logsumexp(0)), evidence, marginals, B
 
-    first, *larger = [size] if size is not None else _sizes(head.classes)
+    first, *larger = [size] if size is not None else _sizes(head.classes, most)
     best = of(first)
     for B in larger:
         other = of(B)
@@ -150,12 +149,13 @@ def _weighed(head: Head, prior: FeaturePrior, sigma: float, size: int | None) ->
         else torch.full_like(evidence, 1 / len(evidence))
     )
     chance = at_least((weights[:, None, None] * marginals).sum(0))
-    return CountEvidence(chance, B, float(weights @ s), float((weights @ (u / s).log()).exp()))
+    return CountEvidence(chance, B, float(weights @ s))
 
 
-def _sizes(classes: int) -> list[int]:
-    """Every number of samples up to eight, and then fewer and fewer of them."""
-    sizes, most = [1], min(_LARGEST, max(classes - 1, 1))
+def _sizes(classes: int, declared: int | None) -> list[int]:
+    """Every number of samples up to eight, and then fewer and fewer of them; none above the
+    declared one."""
+    sizes, most = [1], min(_LARGEST, max(classes - 1, 1), declared or _LARGEST)
     while sizes[-1] < most:
         sizes.append(max(sizes[-1] + 1, round(sizes[-1] * _SPARED[sizes[-1] >= 8])))
     return [size for size in sizes if size <= most]

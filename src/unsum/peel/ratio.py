@@ -229,10 +229,22 @@ def _replayed(
     expected = 1.0 if update.reduction == "sum" else None if batch_size is None else 1 / batch_size
     misfits, labels = _misfits(weights, expected).min(1)
     hits = (misfits < (_HIT if expected is not None else _HIT_UNTOLD)).nonzero()[:, 0]
+    if batch_size is not None and len(hits) > batch_size:
+        hits = _distinct(inputs.flatten(1), misfits, hits, batch_size)
     kept = _Samples(inputs[hits], labels[hits], misfits[hits], logits[hits], features[hits])
     return kept, [
         f"{len(hits)} rows of {step.name!r} hold what the model takes for one sample's input."
     ]
+
+
+def _distinct(inputs: Tensor, misfits: Tensor, hits: Tensor, most: int) -> Tensor:
+    """At most so many of the hits: noise gives rows of one sample several inputs, of which the one
+    with the smallest misfit is kept, and then those that are farthest from all that are."""
+    far = torch.cdist(inputs[hits], inputs[hits])
+    chosen = [int(misfits[hits].argmin())]
+    while len(chosen) < most:
+        chosen.append(int(far[chosen].amin(0).argmax()))
+    return hits[sorted(chosen)]
 
 
 def _slopes(

@@ -39,8 +39,6 @@ class Groups:
     notes: list[str]
     # (B,) that each label is right; empty: all are.
     chances: Tensor = field(default_factory=lambda: torch.zeros(0))
-    # over that of public inputs, where the labels' likelihood shows it
-    feature_size: float | None = None
 
     @property
     def sure(self) -> Tensor:
@@ -66,27 +64,31 @@ class Groups:
 
 
 def find_batch(
-    head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior | None = None
+    head: Head,
+    knowledge: Knowledge,
+    defense: RecognizedDefense,
+    prior: FeaturePrior | None = None,
+    most: int | None = None,
 ) -> Groups | None:
     """The groups, by the granted labels, by the likelihood of their counts under noise, or by the
-    rows; None where no row stands out."""
+    rows; None where no row stands out. Where no batch size is granted, `most` samples at most."""
     granted = knowledge.targets(head.classes)
     if granted is not None:
         labels, counts = granted.argmax(1).to(head.W.device).unique(return_counts=True)
         return Groups(labels, counts, _scale(head, defense, labels), True, [])
     if defense.kind == "noise" and prior is not None and (knowledge.batch_size or 0) <= MOST:
-        return _likeliest(head, knowledge, defense, prior)
+        return _likeliest(head, knowledge, defense, prior, most)
     # (C,) squared norm of every row beyond what the noise adds to it; of signs, how many are
     # negative.
     energy = head.row_norms(head.grad_W).square() - head.grad_W.shape[1] * defense.sigma**2
     if defense.kind == "sign":
         energy = (head.grad_W < 0).sum(1).double()
-    labels = _label_rows(head, defense, energy, knowledge.batch_size)
+    labels = _label_rows(head, defense, energy, knowledge.batch_size or most)
     if len(labels) == 0:
         return None
     scale = _scale(head, defense, labels)
     mass, how = _masses(head, defense, energy, labels, scale)
-    counts = _counts(mass, knowledge.batch_size, head.reduction)
+    counts = _counts(mass, knowledge.batch_size, head.reduction, most)
     notes = [
         f"Labels are the classes of the largest rows; how many samples carry each comes from {how}."
     ]
@@ -94,10 +96,14 @@ def find_batch(
 
 
 def _likeliest(
-    head: Head, knowledge: Knowledge, defense: RecognizedDefense, prior: FeaturePrior
+    head: Head,
+    knowledge: Knowledge,
+    defense: RecognizedDefense,
+    prior: FeaturePrior,
+    most: int | None,
 ) -> Groups:
     """The counts of every class with the chance of each."""
-    found = count_evidence(head, prior, defense.sigma, knowledge.batch_size)
+    found = count_evidence(head, prior, defense.sigma, knowledge.batch_size, most)
     members, chances = found.chosen
     labels, counts = members.unique(return_counts=True)
     scale = _scale(head, defense, labels)
@@ -110,7 +116,7 @@ def _likeliest(
         )
     ]
     known = knowledge.batch_size is not None
-    return Groups(labels, counts, scale, known, notes, chances, found.feature_size)
+    return Groups(labels, counts, scale, known, notes, chances)
 
 
 def _label_rows(
@@ -176,11 +182,14 @@ def _masses(
     ), "the bias gradient where it survived, and from their size"
 
 
-def _counts(mass: Tensor, batch_size: int | None, reduction: str) -> Tensor:
+def _counts(
+    mass: Tensor, batch_size: int | None, reduction: str, most: int | None = None
+) -> Tensor:
     """(g,) whole numbers of at least 1 in proportion to `mass`."""
     if reduction == "sum":
         return mass.round().clamp_min(1).long()
-    sizes = range(len(mass), _REPEATS * len(mass) + 1) if batch_size is None else [batch_size]
+    largest = min(_REPEATS * len(mass), most or _REPEATS * len(mass))
+    sizes = range(len(mass), largest + 1) if batch_size is None else [batch_size]
     for size in sizes:
         counts = mass * size
         off, total = (counts - counts.round()).abs().max(), int(counts.round().clamp_min(1).sum())

@@ -25,6 +25,7 @@ from unsum.separate.adaptive.rounds import fit_hits, fit_noisy, fit_pruned, fit_
 from unsum.separate.exact import exact
 from unsum.separate.method import SEPARATORS, relative_misfit, uncertified
 from unsum.separate.rgla.newton import rgla_newton
+from unsum.update import Update
 
 _GOOD = 0.3  # predicted error up to which the exact solver need not be asked as well
 # [probability] of every label, below which the exact solver is not asked. Chosen by: arbitrary
@@ -47,7 +48,12 @@ _MUCH = 0.05  # share of the gradient left over from which a person is told
     needs="the last layer's gradient; fewer samples than classes",
 )
 def adaptive(
-    head: Head, knowledge: Knowledge, *, seed: int, model: nn.Module | None = None
+    head: Head,
+    knowledge: Knowledge,
+    *,
+    seed: int,
+    model: nn.Module | None = None,
+    update: Update | None = None,
 ) -> Leak:
     """Separate a batch whose gradient was tampered with; `notes` say which defense was found and
     what was done."""
@@ -64,7 +70,9 @@ def adaptive(
     prior = None
     if defense.kind == "noise" and model is not None:
         prior = feature_prior(head, model, knowledge.public, seed)
-    batch = None if are_soft(head, knowledge) else find_batch(head, knowledge, defense, prior)
+    most = None if update is None else update.num_examples
+    soft = are_soft(head, knowledge)
+    batch = None if soft else find_batch(head, knowledge, defense, prior, most)
     if batch is not None:
         try:
             if defense.is_noise:
@@ -100,12 +108,15 @@ def _noisy(
         "Features are posterior means: least squares over all rows, and a prior learned from the "
         f"estimates themselves{f' and from {whence}' if whence else ''}."
     )
-    found = answer(head, batch, defense, tell_apart(head, batch, defense, fit), done)
+    samples = tell_apart(head, batch, defense, fit)
+    found = answer(head, batch, defense, samples, done)
     if float(batch.sure.min()) < _SURE or found.predicted_error > _LITTLE:
         return found  # the exact solver takes labels for certain, and noise for small
     size = float(head.row_norms(head.grad_W).norm())
     noise = defense.sigma * head.grad_W.numel() ** 0.5
-    if found.predicted_error < _GOOD and found.residual * size < _MISFIT * noise:
+    explained = found.residual * size < _MISFIT * noise
+    # Of samples that are all alike, a mean has a small error too, and tells none from another.
+    if found.predicted_error < _GOOD and explained and not samples.merged:
         return found
     told = knowledge if knowledge.labels is not None else Knowledge(labels=batch.members)
     other = exact(head, told, seed=seed)

@@ -32,11 +32,9 @@ _ENOUGH = 500  # estimates that a distribution of their own is learned from
 # estimates whose signal is r times their noise have as much to say about the mixture as n r
 # features; where r is small, public features count as n/r.
 _WORTH = 2.0
-_MOSTLY = (
-    # [share] of the estimates' variance that public inputs leave at most, to be what is expected of
-    # each column
-    0.5
-)
+# [nats] of evidence by which one distribution of all columns must explain the estimates better than
+# one beside the mean of each. Chosen by: arbitrary, odds of 150
+_AGAINST = 5.0
 # [deviations] of the estimates' mean square, from which they are larger than noise alone
 _CLEAR = 5.0
 # [1] times the largest public feature, that no feature of the client's is expected to exceed
@@ -107,15 +105,24 @@ def unseen(prior: FeaturePrior) -> Posterior:
     return Posterior(prior.mean[None], (prior.views - prior.mean).square().mean(0, keepdim=True))
 
 
-def size_of(estimates: Tensor, deviations: Tensor, prior: FeaturePrior) -> float:
+def size_of(
+    estimates: Tensor, deviations: Tensor, prior: FeaturePrior, sure: Tensor | None = None
+) -> float:
     """How large the samples' features are, in those of public inputs: least squares along their
-    mean, with a prior of 1 ± 1."""
+    mean, with a prior of 1 ± `prior.spread`.
+
+    Rows of wrong labels are chosen because they are large, so that estimates count with the chance
+    (g,) that their labels are right; without `sure`, in full.
+    """
     square = float(prior.mean.square().sum())
     if square == 0:
         return 1.0
     found = (estimates @ prior.mean.to(estimates)) / square
     precision = (square / deviations.square().clamp_min(1e-300)).clamp_max(1e12)
-    size = float((1 + (precision * found).sum()) / (1 + precision.sum()))
+    if sure is not None:
+        precision = precision * sure.to(precision)
+    before = 1 / prior.spread**2
+    size = float((before + (precision * found).sum()) / (before + precision.sum()))
     return min(max(size, _SMALLEST), _LARGEST)
 
 
@@ -154,27 +161,46 @@ def _learn(
     Args:
         columns: H, of all features.
         known: (k, n) features of public inputs in these columns.
-        usual: (n,) what is expected in each of the columns. Where that explains most of the
-            estimates, or where they show no more than noise, what is learned is how features differ
-            from it.
+        usual: (n,) what is expected in each of the columns. Unless the estimates are clearly
+            likelier without it, what is learned is how features differ from it.
     """
     if not deviation > 0:
         return x.clone(), torch.zeros_like(x)
+    if usual is None or not _louder(x, deviation, columns):
+        shift = torch.zeros_like(x) if usual is None else usual
+        return _mixed(x, deviation, known, shift, signed=signed, columns=columns).posterior
+    plain = _mixed(x, deviation, known, torch.zeros_like(x), signed=signed, columns=columns)
+    if plain.evidence is None:  # far above the noise, where the prior is of no account
+        return plain.posterior
+    beside = _mixed(x, deviation, known, usual, signed=signed, columns=columns)
+    if beside.evidence is not None and beside.evidence + _AGAINST > plain.evidence:
+        return beside.posterior
+    return plain.posterior
+
+
+@dataclass(frozen=True)
+class _Mixed:
+    """Mean and variance (n,) under a mixture, and the log evidence that it was learned to; None
+    where estimates far out are left out of that."""
+
+    posterior: tuple[Tensor, Tensor]
+    evidence: float | None
+
+
+def _mixed(
+    x: Tensor, deviation: float, known: Tensor, shift: Tensor, *, signed: bool, columns: int
+) -> _Mixed:
+    """Posterior of what the estimates x (n,) are more than `shift`, whose distribution is learned
+    from them and from `known` (k, n)."""
     non_negative, noise = not signed, deviation**2
-    shift = torch.zeros_like(x)
-    if usual is not None:
-        own, unexplained = (
-            float(x.var(correction=0)) - noise,
-            float((x - usual).square().mean()) - noise,
-        )
-        if unexplained < _MOSTLY * own or not _louder(x, deviation, columns):
-            shift, known, signed = usual, known - usual, True
+    if bool(shift.any()):
+        known, signed = known - shift, True
     known, scaled = known.flatten(), (x - shift) / deviation
     # Where the estimates are no larger than noise, the largest of them are noise; features are like
     # public ones then, and zero where there are none.
     louder, excess = _louder(x - shift, deviation, columns), float(scaled.square().mean()) - 1
     if not bool((scaled.abs() <= _REACH).any()):
-        return x.clone(), torch.full_like(x, deviation**2)
+        return _Mixed((x.clone(), torch.full_like(x, noise)), None)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
     near = (
         known[:: max(1, len(known) // _SEEN)]
@@ -215,9 +241,12 @@ def _learn(
     part = (place - left).clamp(0, 1)
     found = torch.where(resolved, mean[left] * (1 - part) + mean[right] * part, scaled)
     found = found * deviation + shift
-    return found.clamp_min(0) if non_negative else found, torch.where(
-        resolved, variance[bins], torch.ones_like(x)
-    ) * deviation**2
+    spread = torch.where(resolved, variance[bins], torch.ones_like(x)) * noise
+    evidence = float(counts @ (likelihood @ weight).clamp_min(1e-300).log())
+    return _Mixed(
+        (found.clamp_min(0) if non_negative else found, spread),
+        evidence if bool(inside.all()) else None,
+    )
 
 
 def _louder(x: Tensor, deviation: float, columns: int) -> bool:

@@ -40,6 +40,7 @@ class RecognizedDefense:
     threshold: float = 0.0  # entries of ∇W of smaller magnitude were removed
     lattice: Lattice | None = None
     dtype: torch.dtype | None = None
+    rounding: bool = False  # no defense: the client's weights are rounded
 
     @property
     def is_noise(self) -> bool:
@@ -97,7 +98,7 @@ def _of_rounded_weights(head: Head, sigma: float) -> RecognizedDefense:
         f"The update is a difference of {name} weights, whose rounding leaves noise of "
         f"{100 * share:.2g} % in it."
     )
-    return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma)
+    return RecognizedDefense("noise", sentence, sigma=sigma, sigma_b=sigma, rounding=True)
 
 
 def _zeros(head: Head) -> tuple[float, float, float]:

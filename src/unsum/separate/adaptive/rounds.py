@@ -90,6 +90,7 @@ def fit_noisy(
     Bayes."""
     P, alpha = start_probabilities(head, batch), batch.alpha(head.reduction)
     rows = batch.labels if defense.kind == "grid" and _flat(head, batch, defense) else None
+    sure = torch.stack([chances.mean() for chances in batch.sure.split(batch.counts.tolist())])
     for _ in range(_ROUNDS):
         E = errors_of(head, batch, defense, P)
         used = E if rows is None else E[:, rows]
@@ -107,8 +108,7 @@ def fit_noisy(
             signed = signed or not prior.non_negative
         sized = prior
         if prior is not None:
-            known = batch.feature_size
-            sized = prior.scaled(size_of(estimates, deviations, prior) if known is None else known)
+            sized = prior.scaled(size_of(estimates, deviations, prior, sure))
         posterior = denoise(estimates, deviations, signed=signed, prior=sized)
         Z = logits_of(head, posterior.mean)
         P = Z.softmax(1)
