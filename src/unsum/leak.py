@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from unsum.knowledge import Knowledge
@@ -262,6 +263,15 @@ class LabelCounts:
     level: float
     samples: int | None
     steps: int
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> LabelCounts:
+        """What `to_dict` made."""
+        read: dict[str, Any] = {
+            name: torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+            for name, value in content.items()
+        }
+        return cls(**read)
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types."""

@@ -244,7 +244,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> Verdict:
-        if self.texts is not None:
+        if self.texts is not None and self.texts.true:
             return self.texts.judge(self.leak, self.shares, self.occurred, self.bound)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided, self.sizes, self.bound)

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from unsum.audit import ceiling_words
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
 from unsum.audit.verdict import (
-    OCCURRED,
-    UNVOUCHED,
     Verdict,
     certificate,
     count,
     level_by,
-    named_alone,
 )
 from unsum.audit.wording import percent
 from unsum.ceiling.result import Ceiling
@@ -43,27 +40,8 @@ class Texts:
         occurred: Sequence[RowsNamed] = (),
         bound: Ceiling | None = None,
     ) -> Verdict:
-        """The verdict, by the same levels as over any other sample."""
+        """The verdict where the truth is known, by the same levels as over any other sample."""
         rows = [named.sentence for named in occurred]
-        if not self.true:
-            found = len(self.found)
-            details = [
-                f"Found in the update: {found} {'text' if found == 1 else 'texts'}.",
-                certificate(leak),
-            ]
-            if leak.exact and found:
-                headline = "This update gives away every text that was found in it."
-                return Verdict("severe", 1.0, headline, details, read="text")
-            if leak.occurred:
-                named = [*details, *named_alone(leak)]
-                return Verdict(
-                    "labels",
-                    math.nan,
-                    f"{OCCURRED}; whether more cannot be decided.",
-                    named,
-                    read="words",
-                )
-            return Verdict.undecided(UNVOUCHED, details)
         total, leakages = len(self.true), [share.most for share in shares]
         whole, part = count(leakages, WHOLE), count(leakages)
         known = [value for value in leakages if not math.isnan(value)]

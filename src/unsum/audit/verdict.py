@@ -40,7 +40,7 @@ LEAKS: State = "leaks"
 PROTECTED: State = "protected"
 UNPROVEN: State = "unproven"
 NOT_DECIDABLE: State = "not decidable"
-_STATES: dict[Level, State] = {
+STATES: dict[Level, State] = {
     "severe": LEAKS,
     "partial": LEAKS,
     # and the samples themselves do not: what was made of the features is little or nothing
@@ -105,7 +105,7 @@ class Verdict:
 
     @property
     def state(self) -> State:
-        return _STATES[self.level]
+        return STATES[self.level]
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types, the state among them."""
@@ -161,7 +161,7 @@ class Sizes:
 def state_of(leakages: Sequence[float]) -> State:
     """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody
     knows."""
-    return _STATES[level_by([Shares(sample=value) for value in leakages])]
+    return STATES[level_by([Shares(sample=value) for value in leakages])]
 
 
 def level_by(
@@ -249,6 +249,8 @@ def judge_captured(
 ) -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all
     there is."""
+    if leak.tokens is not None:
+        return _judge_captured_text(leak, leak.tokens, undecided)
     sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
     shares = vouched_shares(leak)
     known, level = count([share.most for share in shares]), level_by(shares)
@@ -295,6 +297,20 @@ def judge_captured(
         f"it{ratio}."
     )
     return Verdict(level, known / total, headline, details, read=sizes.named(read))
+
+
+def _judge_captured_text(leak: Leak, texts: Sequence[list[int]], undecided: str) -> Verdict:
+    """The same over a language model's update."""
+    found = f"Found in the update: {len(texts)} {'text' if len(texts) == 1 else 'texts'}."
+    details = [found, certificate(leak)]
+    if leak.exact and texts:
+        headline = "This update gives away every text that was found in it."
+        return Verdict("severe", 1.0, headline, details, read="text")
+    if leak.occurred:
+        headline = f"{OCCURRED}; whether more cannot be decided."
+        named = [*details, *named_alone(leak)]
+        return Verdict("labels", math.nan, headline, named, read="words")
+    return Verdict.undecided(undecided or UNVOUCHED, details)
 
 
 def _read(level: Level, shares: Sequence[Shares]) -> str:
