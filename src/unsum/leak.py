@@ -116,6 +116,7 @@ class Leak:
     occurred: dict[str, Tensor] = field(
         default_factory=dict
     )  # embedding → its rows that the samples asked for, ascending
+    embedding_rows: dict[str, int] = field(default_factory=dict)  # how many rows those have
     # every attack on the way to this answer, in order
     tried: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -197,6 +198,15 @@ class Leak:
         # A refusal below the head is not why the head does not determine the samples.
         first = next((one for one in self.tried if one.at_head or not one.refused), self.tried[0])
         return first.refused or first.blind
+
+    @property
+    def tells_rows(self) -> bool:
+        """Whether an embedding shows which tokens or categories occurred: not where all of them
+        did."""
+        return any(
+            len(rows) < self.embedding_rows.get(name, len(rows) + 1)
+            for name, rows in self.occurred.items()
+        )
 
     def __repr__(self) -> str:
         sure = "exact" if self.exact else f"predicted error {self.predicted_error:.1e}"

@@ -284,7 +284,7 @@ def judge_captured(
         )
         return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
     if level == "open":
-        if leak.occurred:
+        if leak.tells_rows:
             return Verdict(
                 "labels", math.nan, f"{OCCURRED}; whether more cannot be decided.", details
             )
@@ -306,7 +306,7 @@ def _judge_captured_text(leak: Leak, texts: Sequence[list[int]], undecided: str)
     if leak.exact and texts:
         headline = "This update gives away every text that was found in it."
         return Verdict("severe", 1.0, headline, details, read="text")
-    if leak.occurred:
+    if leak.tells_rows:
         headline = f"{OCCURRED}; whether more cannot be decided."
         named = [*details, *named_alone(leak)]
         return Verdict("labels", math.nan, headline, named, read="words")
@@ -457,13 +457,19 @@ def named_alone(leak: Leak) -> list[str]:
     said = [
         (
             f"The gradient of the embedding {name!r} names {len(rows)} rows (tokens or categories) "
-            "that occurred."
+            f"that occurred{_all_of(len(rows), leak.embedding_rows.get(name))}."
         )
         for name, rows in leak.occurred.items()
     ]
     if leak.named is not None:
         said.append(f"A label rule names {len(leak.named)} labels; nothing vouches for them.")
     return said
+
+
+def _all_of(named: int, rows: int | None) -> str:
+    if rows is None:
+        return ""
+    return ": all there are, which gives nothing away" if named == rows else f", of {rows:,}"
 
 
 def certificate(leak: Leak) -> str:
