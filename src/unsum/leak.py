@@ -186,6 +186,13 @@ class Leak:
         return self.targets.argmax(dim=1)
 
     @property
+    def made_up(self) -> bool:
+        """Whether the samples listed may be none: the client may have trained otherwise than it is
+        taken to have, and nothing vouches for the answer."""
+        sure = self.inputs_exact is not None and bool(self.inputs_exact.any())
+        return bool(self.training_doubt) and not self.exact and not sure
+
+    @property
     def undecided(self) -> str:
         """Why samples that no attack found may leak all the same; empty where an attack was tried
         that applies."""
@@ -217,6 +224,8 @@ class Leak:
         """For notebooks."""
         expected = error(self.predicted_error)
         title = f"{sample_count(self.batch_size)} found by {self.method}"
+        if self.made_up:  # what it lists is no sample, and its prediction is of nothing
+            return page("open", "Not certified", "No sample was told apart", self.notes, [])
         sure = "Certified exact" if self.exact else "Not certified"
         cards = self._cards() if self.tokens is None else list(map(_sequence_card, self.tokens))
         said = [f"The attack expects an error of {expected} in the features.", *self.notes]

@@ -149,7 +149,7 @@ def _made_up(update: Update, leak: Leak) -> bool:
     """Whether what the attack lists may be no samples: nothing vouches for an answer that takes
     several local steps apart, or takes them for one."""
     several = update.training is not None and update.training.several_steps
-    return not leak.exact and (several or bool(leak.training_doubt))
+    return leak.made_up or (several and not leak.exact)
 
 
 def _label_counts(leak: Leak, *, listed: bool) -> dict[int, int]:

@@ -260,6 +260,7 @@ def judge_captured(
         f"{'class' if classes == 1 else 'classes'}."
     )
     details = [found, certificate(leak)] if total else [_NO_ANSWER]
+    details = [certificate(leak)] if leak.made_up else details
     if bound is None:  # else the client's samples were there to be played in other worlds
         details.append(
             "The truth is not known here, so nothing was compared with it: the confidence is the "
