@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from unsum.audit import ceiling_words
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
 from unsum.audit.verdict import (
+    NOTHING_READ,
     Verdict,
     certificate,
     count,
@@ -75,9 +76,11 @@ class Texts:
             headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
             return Verdict("protected", 0.0, headline, details)
         reason = leak.notes[0] if leak.notes else "it gives no reason"
-        return Verdict.undecided(
-            f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]
-        )
+        why = f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}"
+        if bound is not None and not leak.undecided:  # it applied, and the worlds were played
+            said = [f"{why[:1].upper()}{why[1:]}", *details[1:]]
+            return Verdict("unproven", 0.0, NOTHING_READ.format("text"), said, why)
+        return Verdict.undecided(why, details[1:])
 
 
 def _texts(number: int, total: int) -> str:

@@ -57,6 +57,7 @@ _SENTENCES = re.compile(r"(.+?[.?]|.*)(?:\s+([A-Z].*))?", re.DOTALL)  # the firs
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
 _LABELS = "This update gives away what the samples are"
 OCCURRED = "This update gives away which tokens or categories occur in the samples"
+NOTHING_READ = "No attack tried reads a {} out of this update; nothing shows that others cannot."
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
@@ -328,10 +329,7 @@ def _headline(level: Level, shares: Sequence[Shares], sizes: Sizes) -> str:
     if level == "protected":
         return f"Nobody can read {percent(DEFAULT_LEVEL)} of any {sizes.noun} out of this update."
     if level == "unproven":
-        return (
-            f"No attack tried reads a {sizes.noun} out of this update; nothing shows that others "
-            "cannot."
-        )
+        return NOTHING_READ.format(sizes.noun)
     features, own = [share.features for share in shares], [share.sample for share in shares]
     said = []
     if _read(level, shares) == "features":
