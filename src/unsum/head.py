@@ -29,6 +29,7 @@ _TRANSPARENT_CALLS: set[Any] = {
     torch.log_softmax, "flatten", "squeeze", "view", "reshape", "contiguous", "float",
     "log_softmax",
 }  # fmt: skip
+_ADAPTER = ".lora_"  # in the names of adapters' weights, as peft gives them
 BLOCK = 1 << 22  # values converted to float64 at a time: 32 MB, whatever the gradient's size
 # On a CPU a megabyte of them, which stays in its cache, but rows enough for a product: a quarter
 # faster than a whole copy.
@@ -95,6 +96,13 @@ class Head:
         weight_name = shared or (f"{name}.weight" if name else "weight")
         bias_name = f"{name}.bias" if name else "bias"
         if weight_name not in update.gradients:
+            if any(_ADAPTER in sent for sent in update.gradients):
+                raise UnsumError(
+                    f"The update lacks {weight_name!r}, the gradient of the last linear layer, "
+                    "which clients that train adapters alone leave as it is: no attack here starts "
+                    "without it, so treat what they send as the samples themselves, and protect it "
+                    "by noise with a proven bound (dp) or by secure aggregation."
+                )
             raise UnsumError(
                 f"The update lacks {weight_name!r}, the gradient of the last linear layer; "
                 "nothing can be separated from it."

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from unsum.knowledge import Knowledge
@@ -115,6 +116,7 @@ class Leak:
     occurred: dict[str, Tensor] = field(
         default_factory=dict
     )  # embedding → its rows that the samples asked for, ascending
+    embedding_rows: dict[str, int] = field(default_factory=dict)  # how many rows those have
     # every attack on the way to this answer, in order
     tried: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -184,6 +186,13 @@ class Leak:
         return self.targets.argmax(dim=1)
 
     @property
+    def made_up(self) -> bool:
+        """Whether the samples listed may be none: the client may have trained otherwise than it is
+        taken to have, and nothing vouches for the answer."""
+        sure = self.inputs_exact is not None and bool(self.inputs_exact.any())
+        return bool(self.training_doubt) and not self.exact and not sure
+
+    @property
     def undecided(self) -> str:
         """Why samples that no attack found may leak all the same; empty where an attack was tried
         that applies."""
@@ -197,6 +206,15 @@ class Leak:
         first = next((one for one in self.tried if one.at_head or not one.refused), self.tried[0])
         return first.refused or first.blind
 
+    @property
+    def tells_rows(self) -> bool:
+        """Whether an embedding shows which tokens or categories occurred: not where all of them
+        did."""
+        return any(
+            len(rows) < self.embedding_rows.get(name, len(rows) + 1)
+            for name, rows in self.occurred.items()
+        )
+
     def __repr__(self) -> str:
         sure = "exact" if self.exact else f"predicted error {self.predicted_error:.1e}"
         number = self.number_of().partition(";")[0]
@@ -206,6 +224,8 @@ class Leak:
         """For notebooks."""
         expected = error(self.predicted_error)
         title = f"{sample_count(self.batch_size)} found by {self.method}"
+        if self.made_up:  # what it lists is no sample, and its prediction is of nothing
+            return page("open", "Not certified", "No sample was told apart", self.notes, [])
         sure = "Certified exact" if self.exact else "Not certified"
         cards = self._cards() if self.tokens is None else list(map(_sequence_card, self.tokens))
         said = [f"The attack expects an error of {expected} in the features.", *self.notes]
@@ -262,6 +282,15 @@ class LabelCounts:
     level: float
     samples: int | None
     steps: int
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> LabelCounts:
+        """What `to_dict` made."""
+        read: dict[str, Any] = {
+            name: torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+            for name, value in content.items()
+        }
+        return cls(**read)
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types."""

@@ -17,6 +17,7 @@ class Code(Enum):
     OPEN_SLOPES = "open-slopes"  # slopes of an activation that a layer's gradient leaves open
     NEEDS_INVERSE = "needs-inverse"  # no inverse fits this model, so no picture is drawn
     DOUBTED_TEXT = "doubted-text"  # what speaks against a text that was found
+    EXPECTED = "expected"  # how much of an answer is expected to be right, if it is one
     NO_HEAD = "no-head"  # the network has no linear head that attacks could start from
 
 

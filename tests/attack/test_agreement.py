@@ -69,6 +69,16 @@ def test_a_worthless_answer_wins_over_nothing() -> None:
         assert chosen(told(), ten, leak_of(RIGHT, predicted, "fgla")).method == "adaptive"
 
 
+def test_an_answer_is_chosen_by_its_estimate_where_it_predicts_nothing() -> None:
+    """A comparison with NaN is never true: the first of two would win by its place alone."""
+    ten, worse = leak_of(WRONG, 6.9e-5, "adaptive"), leak_of(RIGHT, 0.2, "fgla")
+    doubted = replace(leak_of(RIGHT, math.nan, "spans"), estimated_error=1e-6)
+    silent = leak_of(RIGHT, math.nan, "ratio")
+    for others in ((worse, doubted, silent), (silent, doubted, worse)):
+        assert chosen(told(), ten, *others).method == "spans"
+    assert chosen(told(), ten, silent, worse).method == "fgla"
+
+
 def test_a_certificate_stands() -> None:
     assert (
         chosen(

@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 import unsum
 from separate.language_models import batch, gpt2
+from unsum.attack.chain import run_attack
 from unsum.attack.occurred import _asked, rows_asked_for
-from unsum.audit.verdict import judge_captured
+from unsum.attack.options import AttackOptions
+from unsum.audit.verdict import OCCURRED, judge_captured
 from unsum.defend import Defense, parse_defense
-from unsum.score.occurred import RowsNamed
+from unsum.leak import Leak
+from unsum.score.occurred import RowsNamed, rows_named
 
 VALUES, WIDTH = 1000, 8
 
@@ -57,6 +60,10 @@ class TiedByHand(Tied):
         return nn.functional.linear(self.read(x).relu(), self.read.weight)
 
 
+def attacked(model: nn.Module, update: unsum.Update) -> Leak:
+    return run_attack(model, update, AttackOptions(pictures=False))
+
+
 def clients(count: int = 64) -> tuple[Tensor, Tensor]:
     torch.manual_seed(7)
     return torch.stack(
@@ -72,6 +79,89 @@ def test_every_value_that_occurs_is_named_and_no_other(defense: Defense | None) 
     found = rows_asked_for(model, update)
     assert found["item"].tolist() == x[:, 1].unique().tolist()
     assert found["group"].tolist() == x[:, 0].unique().tolist()
+
+
+class Alone(nn.Module):
+    """(B, 1) numbers of an item → one of ten classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(VALUES, WIDTH)
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.item(x[:, 0].long()))
+
+
+class Reader(nn.Module):
+    """(B, L) tokens → one of four classes, by their mean with their positions."""
+
+    def __init__(self, *, refuses: int = 0) -> None:
+        super().__init__()
+        self.word, self.place = nn.Embedding(90, WIDTH), nn.Embedding(64, WIDTH)
+        self.head, self.refuses = nn.Linear(WIDTH, 4), refuses
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.refuses and len(x) != self.refuses:
+            raise ValueError("it takes batches of another size")
+        places = self.place(torch.arange(x.shape[1], device=x.device))
+        return self.head((self.word(x) + places).mean(1))
+
+
+@pytest.mark.parametrize("count", [2, 16, 63])
+@pytest.mark.parametrize("kind", [Alone, Recommender])
+def test_the_most_frequent_values_are_named_as_any(kind: type[nn.Module], count: int) -> None:
+    """Numbers by frequency: the values that occur are 0, 1, 2, …, as positions would be."""
+    torch.manual_seed(1)
+    model, first = kind(), torch.arange(count)
+    x = torch.stack([first % 40, first], 1) if kind is Recommender else first[:, None]
+    update = unsum.capture(model, x, torch.arange(count) % 10)
+    assert rows_asked_for(model, update)["item"].tolist() == first.tolist()
+
+
+@pytest.mark.parametrize("refuses", [0, 3])  # a model that takes no made-up input, too
+@pytest.mark.parametrize("length", [9, 30])
+def test_positions_are_no_values(length: int, refuses: int) -> None:
+    torch.manual_seed(1)
+    model, x = Reader(refuses=refuses), torch.randint(90, (3, length))
+    update = unsum.capture(model, x, torch.arange(3))
+    found = rows_asked_for(model, update)
+    assert {name: rows.tolist() for name, rows in found.items()} == {"word": x.unique().tolist()}
+
+
+def test_a_single_embedding_is_never_taken_for_positions() -> None:
+    torch.manual_seed(1)
+
+    class Refusing(Alone):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) != 20:
+                raise ValueError("it takes batches of another size")
+            return super().forward(x)
+
+    model = Refusing()
+    update = unsum.capture(model, torch.arange(20)[:, None], torch.arange(20) % 10)
+    assert rows_asked_for(model, update)["item"].tolist() == list(range(20))
+
+
+def test_values_that_all_occur_are_no_verdict_of_an_update() -> None:
+    """Five values and a row of padding, which is no value: its gradient alone is zero."""
+    torch.manual_seed(1)
+
+    class Small(Alone):
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = nn.Embedding(6, WIDTH, padding_idx=0)
+
+    model, y = Small(), torch.arange(64) % 10
+    every = attacked(model, unsum.capture(model, 1 + torch.arange(64)[:, None] % 5, y))
+    assert len(every.occurred["item"]) == every.embedding_rows["item"] == 5
+    verdict = judge_captured(every, every.undecided)
+    assert verdict.state == "not decidable"
+    assert any("all there are, which gives nothing away" in said for said in verdict.details)
+    (named,) = rows_named(every.occurred, model, lambda: model(1 + torch.arange(5)[:, None]))
+    assert (named.rows, named.total, named.right, named.given_away) == (5, 5, 5, False)
+    four = attacked(model, unsum.capture(model, 1 + torch.arange(64)[:, None] % 4, y))
+    assert judge_captured(four, four.undecided).headline.startswith(OCCURRED)
 
 
 def test_several_steps_name_every_value_as_well() -> None:

@@ -17,7 +17,14 @@ from typer.testing import CliRunner
 
 import unsum
 from support.long import long
-from unsum.attack.training import ADAPTIVE, ONE_STEP, doubt_training, fits_no_sgd
+from unsum.attack.training import (
+    ADAPTIVE,
+    ONE_STEP,
+    UNBALANCED,
+    doubt_training,
+    fits_no_sgd,
+    is_unbalanced,
+)
 from unsum.commands.main import app
 
 Optimizer = Callable[..., torch.optim.Optimizer]
@@ -43,6 +50,10 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(144, 20),
+    ),
+    "lenet": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid()),
+        *(nn.Flatten(), nn.Linear(192, 20)),
     ),
     "last layer alone": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 20)),
 }
@@ -106,6 +117,52 @@ def test_optimizers_that_give_every_entry_its_size_are_named(
     assert doubt_training(model, unsum.Update.from_delta(change)) == ADAPTIVE
     told = unsum.Update.from_delta(change, 1e-3, training=unsum.LocalTraining(1e-3, steps))
     assert doubt_training(model, told) == ADAPTIVE  # whatever was declared
+
+
+@pytest.mark.parametrize("network", ["dense", "lenet", *long("conv", "last layer alone")])
+@pytest.mark.parametrize("optimizer", ["Adam", *long("AdamW", "Adam, large", "RMSprop", "Adagrad")])
+@pytest.mark.parametrize("steps", [30, *long(60)])
+def test_sums_over_the_classes_name_them_after_any_number_of_steps(
+    network: str, optimizer: str, steps: int
+) -> None:
+    model, change = trained(network, ADAPTIVE_ONES[optimizer], steps)
+    assert is_unbalanced(model, unsum.Update.from_delta(change))
+    told = unsum.Update.from_delta(change, 1e-3, training=unsum.LocalTraining(1e-3, steps))
+    for update in (told, unsum.Update.from_delta(change)):
+        assert doubt_training(model, update).startswith(
+            "the change fits no SGD: did the client use Adam, or "
+        )
+
+
+def test_sgd_of_any_length_and_decay_adds_up_to_zero() -> None:
+    for network in ("dense", "lenet"):
+        for optimizer in (SGD["momentum"], SGD["decay"]):
+            for steps in (1, 30):
+                model, change = trained(network, optimizer, steps)
+                assert not is_unbalanced(model, unsum.Update.from_delta(change))
+
+
+@pytest.mark.parametrize("network", ["dense", *long("conv")])
+@pytest.mark.parametrize(
+    "defense",
+    [
+        *(unsum.Noise(scale) for scale in (1e-3, 1e-2, 1.0)),
+        *(unsum.Prune(0.5), unsum.Prune(0.9), unsum.QSGD(8), unsum.Sign(), unsum.Clip(1e-3)),
+        unsum.Laplace(1e-2),
+    ],
+    ids=repr,
+)
+def test_sums_that_a_defense_leaves_are_no_optimizer(network: str, defense: Any) -> None:
+    for steps in (1, 12):
+        model, change = trained(network, SGD["plain"], steps)
+        assert not is_unbalanced(model, defense(unsum.Update.from_delta(change)))
+
+
+def test_another_loss_that_is_known_is_no_optimizer() -> None:
+    model, change = trained("dense", SGD["plain"], 12, loss="bce")
+    update = unsum.Update.from_delta(change, 0.1, training=unsum.LocalTraining(0.1, 12))
+    assert doubt_training(model, update) == UNBALANCED
+    assert doubt_training(model, update, "bce") == ""
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -176,20 +233,33 @@ def pair(folder: Path, optimizer: Optimizer, steps: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "steps", "reason"),
-    [(ADAPTIVE_ONES["Adam"], 4, ADAPTIVE), (SGD["plain"], 8, ONE_STEP)],
+    ("optimizer", "steps", "declared", "reason"),
+    [
+        (ADAPTIVE_ONES["Adam"], 4, [], ADAPTIVE),
+        (SGD["plain"], 8, [], ONE_STEP),
+        (ADAPTIVE_ONES["AdamW"], 30, ["--lr", "1e-3", "--local-steps", "30"], UNBALANCED),
+    ],
 )
 def test_the_command_line_names_the_optimizer_or_asks_for_the_steps(
-    optimizer: Optimizer, steps: int, reason: str, tmp_path: Path
+    optimizer: Optimizer, steps: int, declared: list[str], reason: str, tmp_path: Path
 ) -> None:
-    ran = CliRunner().invoke(app, pair(tmp_path, optimizer, steps))
+    ran = CliRunner().invoke(app, [*pair(tmp_path, optimizer, steps), *declared])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
     first, mark, rest = reason.partition("?")  # the headline is one sentence
     assert found["verdict"]["headline"] == f"Not decidable: {first}{mark or '.'}"
     assert not rest or found["verdict"]["details"][0] == f"{rest.strip()}."
     assert found["verdict"]["state"] == "not decidable"
-    assert found["attack"]["notes"][0] == f"{reason[0].upper()}{reason[1:]}."
+    assert f"{reason[0].upper()}{reason[1:]}." in found["attack"]["notes"]
+    # what the attack makes of such a change is no sample, and its predictions are of nothing
+    assert found["samples"] == []
+    assert found["attack"]["predicted_error"] is None
+    assert all(one["predicted_error"] is None and not one["found"] for one in found["tried"])
+    said = " ".join([*found["verdict"]["details"], *found["attack"]["notes"]])
+    assert "Found in the update" not in said
+    assert "expected to be right" not in said
+    for name in ("report.html", "report.md"):
+        assert "recovered sample" not in (tmp_path / "report" / name).read_text()
 
 
 def test_declared_steps_give_the_label_distribution_as_the_verdict(tmp_path: Path) -> None:

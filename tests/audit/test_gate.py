@@ -69,6 +69,7 @@ def test_the_reason_names_the_worst() -> None:
         "reason": held.reason,
     } | {
         "prove_below": None,
+        "over_ceiling": None,
         "proven": False,
         "fail_on_labels": False,
         "besides": [],

@@ -278,6 +278,8 @@ class TestJunit:
 
 
 class TestSarif:
+    CEILINGS, RULE = (0.25, 0.6, math.nan), "ceiling-unproven"
+
     def run(self, audit: Audit, level: float = 0.2, report: Path | None = None) -> dict[str, Any]:
         content = json.loads(
             render_sarif(audit, audit.gate(level), report), parse_constant=pytest.fail
@@ -318,6 +320,27 @@ class TestSarif:
         assert prints == [
             result["partialFingerprints"]["sample/v1"] for result in self.run(audit)["results"]
         ]
+
+    def test_a_ceiling_that_is_not_proven_is_an_error(self) -> None:
+        audit = replace(synthetic(), shares=shares(0.1, 0.0, 0.1))
+        rows = [
+            replace(row, ceiling=value)
+            for row, value in zip(audit.rows, self.CEILINGS, strict=True)
+        ]
+        held = replace(audit.gate(0.2, prove_below=0.3), rows=rows)
+        assert (held.exit_code, held.over, held.to_dict()["over_ceiling"]) == (2, [1, 2], 2)
+        content = json.loads(render_sarif(audit, held), parse_constant=pytest.fail)
+        named = [one for one in content["runs"][0]["results"] if one["ruleId"] == self.RULE]
+        assert [one["level"] for one in named] == ["error", "error"]
+        assert [one["properties"]["ceiling"] for one in named] == [0.6, None]
+        assert [one["properties"]["found"] for one in named] == [0.0, 0.1]
+        texts = [one["message"]["text"] for one in named]
+        assert texts[0].endswith("its ceiling is 60 %, not proven to be below 30 %.")
+        assert texts[1].endswith(
+            "no ceiling is known, so that nothing proves it to stay below 30 %."
+        )
+        asked = json.loads(render_sarif(audit, audit.gate(0.2)))["runs"][0]["results"]
+        assert self.RULE not in {one["ruleId"] for one in asked}
 
     def test_nothing_found_is_no_result(self) -> None:
         audit = synthetic()

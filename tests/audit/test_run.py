@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,27 @@ def test_the_default_audit_recovers_everything(default_audit: unsum.Audit) -> No
     assert leak.knowledge.batch_size is None
     assert default_audit.verdict.level == "severe"
     assert default_audit.verdict.share == 1
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("whole", [np.int64, np.int32, np.uint8, list])
+def test_arrays_are_taken_as_tensors_are(kind: type, whole: type) -> None:
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(12, 8), torch.randn(3, 12), torch.tensor([4, 4, 1])
+    labels = y.tolist() if whole is list else y.numpy().astype(whole)
+    report = unsum.audit(model, (x.numpy().astype(kind), labels), ceiling=False)
+    assert report.verdict.level == "severe"
+    assert report.truth is not None
+    assert torch.equal(report.truth.images, x)
+    assert torch.equal(report.truth.targets, y)
+
+
+def test_what_is_no_numbers_is_refused_in_a_sentence() -> None:
+    model = torch.nn.Linear(12, 8)
+    with pytest.raises(unsum.UnsumError, match="The inputs must be a tensor or an array of numb"):
+        unsum.audit(model, (np.array(["a", "b"]), np.array([0, 1])))
+    with pytest.raises(unsum.UnsumError, match=r"The targets must be .* not object"):
+        unsum.audit(model, (np.zeros((2, 12)), object()))
 
 
 @pytest.mark.long

@@ -19,7 +19,9 @@ from unsum.audit import ceiling_words
 from unsum.audit.bounds import proven_chain
 from unsum.audit.gate import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
+from unsum.audit.text_verdict import Texts
 from unsum.ceiling.worst_case import worst_case
+from unsum.leak import Attempt, Leak
 
 NAN = math.nan
 
@@ -50,6 +52,33 @@ def test_two_figures_and_one_level_decide(
     found: tuple[float, ...], limits: tuple[float, ...], label: float, undecided: str, state: str
 ) -> None:
     assert audited(found, limits, label=label, undecided=undecided).verdict.state == state
+
+
+@pytest.mark.parametrize(
+    ("limits", "undecided", "state"),
+    [
+        ((0.9, 0.9), "", "unproven"),
+        ((0.1, 0.1), "", "protected"),
+        ((), "", "not decidable"),
+        ((0.9, 0.9), "the update lacks the last layer", "not decidable"),  # no attack applies
+    ],
+)
+def test_texts_of_which_nothing_was_read_are_unproven(
+    limits: tuple[float, ...], undecided: str, state: str
+) -> None:
+    targets = torch.zeros(0, 8)
+    tried = [Attempt("text", refused=undecided)] if undecided else []
+    notes = ["No prefix fits the gradient: noise."]
+    leak = Leak("text", targets, targets, torch.zeros(0, 4), 1.0, NAN, False, tried=tried)
+    leak = replace(leak, notes=notes)
+    bound = replace(bounded(*limits), unit="text") if limits else None
+    verdict = Texts(["one", "two"], []).judge(leak, shares(NAN, NAN), bound=bound)
+    assert verdict.state == state
+    if state == "unproven":
+        assert verdict.headline.startswith("No attack tried reads a text out of this update; noth")
+        assert verdict.details[0] == (
+            "The attack on text did not get through: no prefix fits the gradient: noise."
+        )
 
 
 def test_the_gate_on_found_says_what_it_does_not_show() -> None:

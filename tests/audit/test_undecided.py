@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import unsum
 from support.long import long
+from unsum.attack.any_network import PROVES_NOTHING
 from unsum.audit import Audit
 from unsum.audit.gate import render_junit, render_sarif
 from unsum.audit.leakage import Tried
@@ -225,6 +226,8 @@ def test_a_line_says_what_an_attack_got_and_why_that_is_nothing() -> None:
     )
     blind = Tried("exact", 3, [0.1, 0.0], remark="the head has its full rank")
     assert (blind.got, blind.empty) == ("nothing, and does not apply", True)
+    searched = Tried("rog", 2, [0.1, 0.0], remark=PROVES_NOTHING)
+    assert searched.got == "nothing; a search that finds no picture proves nothing"
     part = Tried("fgla", 3, [0.1, 0.7], remark="the head has its full rank")
     assert (part.got, part.empty) == ("1 of 2 samples, up to 70 %", False)
     assert Tried("crowded", refused=True, remark="it needs the labels").empty

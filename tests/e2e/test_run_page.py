@@ -28,7 +28,12 @@ def run() -> RunAudit:
                 1, HOSTILE, "audited", exact=True, leakage=1.0, batch_size=4, label_counts={2: 4}
             )
         ),
-        Audited(ClientFinding(1, "7", "audited", reason="the client took 40 local steps"), counted),
+        Audited(
+            ClientFinding(
+                1, "7", "audited", level="labels", reason="the client took 40 local steps"
+            ),
+            counted,
+        ),
         Audited(
             ClientFinding(3, HOSTILE, "audited", leakage=0.5, batch_size=4, label_counts={2: 4})
         ),

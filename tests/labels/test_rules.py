@@ -4,6 +4,7 @@ refuse."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 import warnings
@@ -22,6 +23,8 @@ from unsum.labels import LABEL_RULES, Clues
 from unsum.labels.ilrg import solve_shares, whole_counts
 from unsum.labels.llg import count_down
 from unsum.labels.probe import Probe
+from unsum.running.deadline import time_limit
+from unsum.running.sharing import sharing
 
 # rules that see how often a class occurs
 COUNTING = ["adaptive", "exact", "ilrg", "llg", "llg*", "llg+"]
@@ -200,6 +203,33 @@ def test_counts_are_rounded_to_a_sum_of_B() -> None:
     assert whole_counts(torch.tensor([1.8, 1.7, 0.6]), 4).tolist() == [2, 2, 0]
     assert whole_counts(torch.tensor([0.4, 0.3, 0.2]), 1).tolist() == [1, 0, 0]
     assert whole_counts(torch.tensor([-5.0, 40.0]), 4).tolist() == [0, 4]
+
+
+def test_ilrg_solves_once_an_attack_and_looks_at_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a thousand classes its six systems, solved twice, took two and a half seconds beyond the
+    limit."""
+    torch.manual_seed(0)
+    model, B = nn.Linear(30, 8), 40  # more samples than classes: no solution is whole
+    update = capture(model, torch.randn(B, 30), torch.randint(0, 8, (B,)))
+    update = Update(update.gradients | {"bias": update.gradients["bias"] + 0.01 * torch.randn(8)})
+    solved: list[int] = []
+
+    def counted(P: Tensor, grad_b: Tensor, size: int) -> Tensor:
+        solved.append(size)
+        return solve_shares(P, grad_b, size)
+
+    monkeypatch.setattr(importlib.import_module("unsum.labels.ilrg"), "solve_shares", counted)
+    evidence = Clues.of(model, update, Knowledge(batch_size=B))
+    with sharing():
+        first, again = (LABEL_RULES["ilrg"](evidence) for _ in range(2))
+    assert (len(solved), len(first)) == (6, B)
+    assert torch.equal(first, again)
+    solved.clear()
+    with time_limit(1e-9) as late:
+        assert len(LABEL_RULES["ilrg"](evidence)) == B  # the first answer, as published
+    assert (len(solved), late.cut) == (1, ["further weights of 'ilrg'"])
 
 
 def test_the_system_of_ilrg_is_exact_for_the_true_class_means() -> None:

@@ -4,12 +4,15 @@ trains otherwise."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.attack.counts import _too_many_steps
+from unsum.attack.options import AttackOptions
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.local_training import LocalTraining
@@ -202,4 +205,13 @@ def test_the_attack_counts_labels_and_says_how_few_steps_would_be_read() -> None
     # Two dense layers of 32 units follow 6 visits here (8 classes, less two), fewer than one step
     # of 8.
     assert "this model's layers follow at most 6 in all, and one step has 8" in said
+    many = declared(delta, model)
+    assert many.training is not None
+    untold = replace(many, training=replace(many.training, batch_size=None), num_examples=None)
+    few = replace(many.training, batch_size=None, steps=4, epochs=1)
+    options = AttackOptions()
+    assert _too_many_steps(model, untold, options).endswith("in all, fewer than one a step.")
+    told = _too_many_steps(model, replace(untold, training=few), options)
+    assert "follow at most 6 in all, which is 1 a step." in told
+    assert "too many" not in told
     assert leak.label_counts.to_dict()["counts"] == leak.label_counts.counts.tolist()

@@ -7,13 +7,14 @@ contradicts either never stands before one that does not.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
 from unsum.attack.counts import sentence
 from unsum.attack.options import AttackOptions
-from unsum.attack.reach import is_hopeless
+from unsum.attack.reach import HOPELESS
 from unsum.leak import LabelCounts, Leak
 from unsum.update import Update
 
@@ -31,7 +32,7 @@ def agreeing(update: Update, options: AttackOptions, leak: Leak) -> Leak:
         else contradiction(update, options, leak, counts)
     )
     others = (
-        [one.leak for one in leak.tried if one.leak is not None and not is_hopeless(one.leak)]
+        [one.leak for one in leak.tried if one.leak is not None and one.leak.estimate < HOPELESS]
         if against
         else []
     )
@@ -40,7 +41,7 @@ def agreeing(update: Update, options: AttackOptions, leak: Leak) -> Leak:
     ]
     if not fitting:
         return leak
-    best = min(fitting, key=lambda one: (not one.exact, one.predicted_error))
+    best = min(fitting, key=surest)
     note = (
         f"The answer of {leak.method!r} {against}; that of {best.method!r} does not contradict it, "
         "so it is given."
@@ -48,6 +49,12 @@ def agreeing(update: Update, options: AttackOptions, leak: Leak) -> Leak:
     counted = [] if counts is None else [sentence(counts)]
     kept = {name: getattr(leak, name) for name in ("knowledge", "tried", "seconds", "label_counts")}
     return replace(best, **kept, notes=[note, *counted, *best.notes])
+
+
+def surest(leak: Leak) -> tuple[bool, float]:
+    """A key by which the answer that is certain, then the one of the smallest estimate, comes
+    first; one that estimates nothing comes last."""
+    return not leak.exact, math.inf if math.isnan(leak.estimate) else leak.estimate
 
 
 def contradiction(

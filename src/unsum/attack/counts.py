@@ -16,7 +16,7 @@ from unsum.head import Head
 from unsum.leak import LabelCounts, Leak
 from unsum.models.language import is_language_model
 from unsum.network.chain import find_chain
-from unsum.notes import Code, Note
+from unsum.notes import Code, Note, without
 from unsum.separate.local_steps.label_counts import count_labels
 from unsum.spans.pair import dense_steps
 from unsum.update import Update
@@ -32,9 +32,11 @@ def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOpt
 
     Or with a word on the training, where that was not as the attack takes it to have been.
     """
-    doubt = "" if leak.exact else doubt_training(model, update)
+    loss = "another" if options.other_loss else leak.loss
+    doubt = "" if leak.exact else doubt_training(model, update, loss)
     if doubt:
         note = f"{doubt[0].upper()}{doubt[1:]}."
+        leak = _without_predictions(leak)
         return replace(leak, training_doubt=doubt, notes=[note, *leak.notes])
     if (
         leak.exact
@@ -53,6 +55,18 @@ def with_counts(model: nn.Module, update: Update, leak: Leak, options: AttackOpt
     except UnsumError as reason:
         return replace(leak, notes=[*told, f"Labels were not counted: {reason}", *leak.notes])
     return replace(leak, label_counts=counts, notes=[*told, sentence(counts), *leak.notes])
+
+
+def _without_predictions(leak: Leak) -> Leak:
+    """The leak without errors and numbers that are predicted for a client that trained as the
+    attack takes it to have, here and on the way."""
+    if leak.exact:
+        return leak
+    tried = [
+        one if one.leak is None else replace(one, leak=_without_predictions(one.leak))
+        for one in leak.tried
+    ]
+    return replace(leak, predicts=False, tried=tried, notes=without(leak.notes, Code.EXPECTED))
 
 
 def sentence(counts: LabelCounts) -> str:
@@ -94,12 +108,17 @@ def _too_many_steps(model: nn.Module, update: Update, options: AttackOptions) ->
             f"Samples of {training.steps} steps of {size} were not found; this model's layers "
             f"follow at most {most} in all."
         )
+    if size is None and (training.steps or 1) <= most:
+        return (
+            f"Samples of {training.steps} local steps were not told apart; this model's layers "
+            f"follow at most {most} in all, which is {most // (training.steps or 1)} a step."
+        )
     beginning = (
         f"Samples of {training.steps} local steps are too many to be told apart here: "
         f"this model's layers follow at most {most} in all"
     )
     if size is None:
-        return f"{beginning} steps together."
+        return f"{beginning}, fewer than one a step."
     if size > most:
         return (
             f"{beginning}, and one step has {size}; only batches of up to {most} can be read, "

@@ -10,6 +10,9 @@ Where no row is zero, something else wrote to all of them. Noise did so evenly: 
 have made as well; its kurtosis says how heavy its tails are (Laplace's are). Rows that are longer
 than it makes any were asked for. Where the bulk of the rows is no such noise, nothing is said.
 
+Rows that a sequence asks for by its length alone, as it does of positions, name nothing
+(`unsum.attack.positions`).
+
 Where the head shares its weights with the embedding, its own part writes to all rows: (P − Y)ᵀ F,
 whose rows lie in the span of the features F, of as many dimensions as there are positions. A lookup
 adds what points anywhere. So rows outside the span that half of all rows have, the shortest, were
@@ -24,8 +27,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from unsum.attack.positions import positions_among
 from unsum.leak import Leak
-from unsum.models.language import embedding_of, is_tied
+from unsum.models.language import embedding_of, is_tied, rows_of
 from unsum.separate.adaptive.recognize import find_lattice
 from unsum.update import Update
 
@@ -35,7 +39,6 @@ _ROUNDING = 1e-13
 _ROOM = 4  # dimensions outside the head's span, in which a lookup shows
 # shares of a row beside the span: at most, at least, and times the usual
 _INSIDE, _OUTSIDE, _TIMES = 1e-3, 1e-2, 30.0
-_IN_A_ROW = 8  # rows that categories hardly fill without a gap, when they leave others out
 _FEWEST = 32  # rows below which there is no bulk to measure noise on
 # [share] of the rows, the shortest, that noise alone wrote to. Chosen by: arbitrary, most values of
 # most columns
@@ -57,7 +60,8 @@ def with_occurred(model: nn.Module, update: Update, leak: Leak) -> Leak:
         "The gradients of embeddings name the rows that the client's samples asked for: "
         f"{', '.join(counts)}."
     )
-    return replace(leak, occurred=found, notes=[*leak.notes, note])
+    sizes = {name: _size(model, name) for name in found}
+    return replace(leak, occurred=found, embedding_rows=sizes, notes=[*leak.notes, note])
 
 
 def rows_asked_for(model: nn.Module, update: Update) -> dict[str, Tensor]:
@@ -69,8 +73,11 @@ def rows_asked_for(model: nn.Module, update: Update) -> dict[str, Tensor]:
             continue
         gradient = update.gradients.get(f"{name}.weight" if name else "weight")
         rows = None if gradient is None else _asked(gradient.detach(), module.padding_idx)
-        if rows is not None and len(rows) and not _are_positions(rows):
+        if rows is not None and len(rows):
             found[name] = rows
+    if tokens is None:
+        for name in positions_among(model, found):
+            del found[name]
     if tokens is not None and tokens[0] not in found and is_tied(model):
         name = next(
             name for name, parameter in model.named_parameters() if parameter is tokens[1].weight
@@ -96,12 +103,6 @@ def embeddings(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and users[id(module.weight)] == 1
     }
-
-
-def _are_positions(rows: Tensor) -> bool:
-    """Row after row from the first one on: what a sequence asks an embedding of positions for,
-    whatever its samples are."""
-    return len(rows) >= _IN_A_ROW and torch.equal(rows, torch.arange(len(rows)))
 
 
 def _asked(gradient: Tensor, padding: int | None) -> Tensor | None:
@@ -189,4 +190,4 @@ def _chi_squared(degrees: float, z: float) -> float:
 
 
 def _size(model: nn.Module, name: str) -> int:
-    return int(model.get_submodule(name).weight.shape[0])  # type: ignore[index]
+    return rows_of(model.get_submodule(name))

@@ -223,13 +223,21 @@ def _spans_not_tried(case: Case) -> bool:
     follows_steps=True,
 )
 def _better_spans(case: Case) -> Leak | None:
-    """The spans' answer where it is certain, or where the head has none that is worth anything."""
+    """The spans' answer where it is certain, where the head has none that is worth anything, or
+    where it follows the local steps that the head's takes for one."""
     found = case.read_below("spans")
-    return (
-        found
-        if found.exact or (case.useless and found.batch_size and not is_hopeless(found))
-        else None
-    )
+    usable = found.batch_size > 0 and not is_hopeless(found)
+    better = case.useless or _follows_better(case, found)
+    return found if found.exact or (usable and better) else None
+
+
+def _follows_better(case: Case, found: Leak) -> bool:
+    """Whether several steps were declared, and this answer, which unrolls them, explains the
+    movement; one that takes them for one step has to be wrong, whatever error it predicts."""
+    if not _several_steps(case) or not found.residual < UNEXPLAINED:
+        return False
+    followed = case.by == "local-steps"
+    return not followed or found.predicted_error < case.answer.predicted_error
 
 
 @row(

@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from unsum.audit.distribution import is_telling
 from unsum.audit.leakage import DEFAULT_LEVEL, vouched_shares
 from unsum.audit.result import finite
-from unsum.audit.verdict import State, judge_captured, state_of
+from unsum.audit.verdict import LEAKS, STATES, Level, State, judge_captured, state_of
 from unsum.audit.wording import percent
 from unsum.errors import UnsumError
-from unsum.leak import Leak
+from unsum.leak import LabelCounts, Leak
 from unsum.notes import Code, code_of, has
 from unsum.update import Update
 
@@ -28,12 +29,15 @@ class ClientFinding:
     `leakage` is the most that the attack vouches for, from 0 to 1, as a report on the same update
     has it; NaN where it is not decidable, as `reason` says. `expected` is what the attack expects
     to have got, vouched for or not: 1 − e² for a predicted relative error e of the features. `read`
-    names what the leakage is of: features, or the samples themselves. Of `batch_size` samples found
-    `distinct` are no copies of one another; `counts_certain` says that the numbers of copies, and
-    so `label_counts`, are certified as well. `granted` is what the attacker was given: a server
-    sees `num_examples`, so the batch size is, where the client took one step. `cut_short` says that
-    a search ended before it was done, `too_many_steps` how few local steps would have been
-    followed. `sha256` is of the file that the update came in, if it came in one.
+    names what the leakage is of: features, or the samples themselves. `level` and `headline` are
+    those of a report on the same update, which may leak its labels alone. Of `batch_size` samples
+    found `distinct` are no copies of one another; `counts_certain` says that the numbers of copies,
+    and so `label_counts`, are certified as well. Where local steps hide the samples, `counted` has
+    the labels of all that the client has, with intervals, and what was made up of their sum is left
+    out. `granted` is what the attacker was given: a server sees `num_examples`, so the batch size
+    is, where the client took one step. `cut_short` says that a search ended before it was done,
+    `too_many_steps` how few local steps would have been followed. `sha256` is of the file that the
+    update came in, if it came in one.
     """
 
     round: int
@@ -42,12 +46,15 @@ class ClientFinding:
     exact: bool = False
     predicted_error: float = math.nan
     leakage: float = math.nan
+    level: Level | None = None  # None: by the leakage alone
+    headline: str = ""
     expected: float = math.nan
     read: str = ""
     batch_size: int | None = None
     distinct: int | None = None
     counts_certain: bool = False
     label_counts: dict[int, int] = field(default_factory=dict)
+    counted: LabelCounts | None = None
     exact_inputs: int = 0
     method: str = ""
     seconds: float = 0.0
@@ -64,7 +71,12 @@ class ClientFinding:
     @property
     def state(self) -> State:
         """As a report on the same update has it."""
-        return state_of([self.leakage])
+        return state_of([self.leakage]) if self.level is None else STATES[self.level]
+
+    @property
+    def gives_samples(self) -> bool:
+        """Whether samples or their features leak, and not labels, tokens or categories alone."""
+        return self.state == LEAKS and self.level != "labels"
 
     @property
     def leaked(self) -> str:
@@ -84,7 +96,9 @@ class ClientFinding:
         figures = ("predicted_error", "leakage", "expected")
         numbers = {name: math.nan if given.get(name) is None else given[name] for name in figures}
         counts = {int(label): count for label, count in given["label_counts"].items()}
-        return cls(**given | lists | numbers | {"label_counts": counts})
+        told = given.get("counted")
+        counted = None if told is None else LabelCounts.from_dict(told)
+        return cls(**given | lists | numbers | {"label_counts": counts, "counted": counted})
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types that JSON holds: no NaN or infinity, and class numbers as text."""
@@ -92,23 +106,29 @@ class ClientFinding:
         lists = {
             name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)
         }
-        return finite(vars(self) | lists | {"state": self.state, "label_counts": counts})
+        counted = None if self.counted is None else self.counted.to_dict()
+        changed = {"state": self.state, "label_counts": counts, "counted": counted}
+        return finite(vars(self) | lists | changed)
 
 
 def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFinding:
     verdict = judge_captured(leak, leak.undecided)
     vouches = [share.most for share in vouched_shares(leak) if not math.isnan(share.most)]
+    listed = not _made_up(update, leak)
     return ClientFinding(
         *(number, client, "audited"),
         exact=leak.exact,
         predicted_error=leak.predicted_error,
         leakage=max(vouches, default=math.nan),
+        level=verdict.level,
+        headline=verdict.headline,
         expected=expected_leakage(leak),
         read=verdict.read,
-        batch_size=leak.batch_size,
-        distinct=leak.distinct,
+        batch_size=leak.batch_size if listed else None,
+        distinct=leak.distinct if listed else None,
         counts_certain=leak.counts_certain,
-        label_counts=_label_counts(leak),
+        label_counts=_label_counts(leak, listed=listed),
+        counted=leak.label_counts,
         exact_inputs=0 if leak.inputs_exact is None else int(leak.inputs_exact.sum()),
         method=leak.method,
         seconds=leak.seconds,
@@ -125,11 +145,18 @@ def finding_of(number: int, client: str, update: Update, leak: Leak) -> ClientFi
     )
 
 
-def _label_counts(leak: Leak) -> dict[int, int]:
+def _made_up(update: Update, leak: Leak) -> bool:
+    """Whether what the attack lists may be no samples: nothing vouches for an answer that takes
+    several local steps apart, or takes them for one."""
+    several = update.training is not None and update.training.several_steps
+    return leak.made_up or (several and not leak.exact)
+
+
+def _label_counts(leak: Leak, *, listed: bool) -> dict[int, int]:
     """Of the samples that were found or, after many local steps, of all that the client has."""
     counted = leak.label_counts
-    if counted is None or counted.samples is None:
-        return dict(sorted(Counter(leak.labels.tolist()).items()))
+    if counted is None or counted.samples is None or not is_telling(counted):
+        return dict(sorted(Counter(leak.labels.tolist()).items())) if listed else {}
     return {label: int(count) for label, count in enumerate(counted.counts.tolist()) if count}
 
 

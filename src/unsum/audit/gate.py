@@ -53,6 +53,14 @@ _RULES = {
         "note",
         "3.0",
     ),
+    "ceiling-unproven": (
+        "Nothing proves that a private sample cannot be read out of the update",
+        "The ceiling of a sample, what nobody can exceed whatever is tried, is not proven to be "
+        "below the level that was asked for (--prove-below). Add noise: a sweep of a defense says "
+        "how much proves it (unsum audit --sweep).",
+        "error",
+        "6.0",
+    ),
     "leakage-unknown": (
         "Nobody can tell how much of a sample leaked",
         "No attack that was tried applies to this update, or the truth is missing and none vouches "
@@ -133,6 +141,14 @@ class Gate:
             and not self.by_labels
             and not self.proven(self.prove_below)
         )
+
+    @property
+    def over(self) -> list[int]:
+        """The rows whose ceiling is not below the level of the proof; all where none is known."""
+        level = self.prove_below
+        if level is None or self.proven(level):
+            return []
+        return [i for i, row in enumerate(self.rows) if not row.ceiling < level]
 
     @property
     def exit_code(self) -> int:
@@ -233,6 +249,7 @@ class Gate:
         found |= {"fail_on_labels": self.fail_on_labels, "besides": self.besides}
         return found | {
             "prove_below": self.prove_below,
+            "over_ceiling": None if self.prove_below is None else len(self.over),
             "proven": self.proven(self.prove_below or self.level),
         }
 
@@ -391,6 +408,7 @@ def render_sarif(audit: AuditResult, gate: Gate, report: Path | None = None) -> 
         for row in gate.rows
     ]
     findings = [(rule, i) for i, rule in enumerate(named) if rule is not None]
+    findings += [("ceiling-unproven", i) for i in gate.over]
     rules = [
         {
             "id": name,
@@ -435,6 +453,14 @@ def _result(
 ) -> dict[str, Any]:
     row = gate.rows[i]
     said = sentence(row) + (f" Not decidable: {gate.why}." if rule == "leakage-unknown" else "")
+    if rule == "ceiling-unproven":
+        below = percent(gate.prove_below or 0.0)
+        said = (
+            f"{row.title}: no ceiling is known, so that nothing proves it to stay below {below}."
+            if math.isnan(row.ceiling)
+            else f"{row.title}: its ceiling is {percent(row.ceiling)}, not proven to be below "
+            f"{below}."
+        )
     location: dict[str, Any] = {
         "logicalLocations": [{"name": one_line(audit.setting.model), "kind": "module"}]
     }
@@ -458,6 +484,8 @@ def _result(
         "properties": finite(
             {
                 "leakage": row.leakage,
+                "found": row.leakage,
+                "ceiling": row.ceiling,
                 "read": row.shares.read,
                 "sample_leakage": row.shares.sample,
                 "sample": row.title,

@@ -21,7 +21,7 @@ from unsum.data import (
     own_sides,
     tags,
 )
-from unsum.data.arrays import open_arrays, some_of
+from unsum.data.arrays import as_tensors, open_arrays, some_of
 from unsum.data.classes import class_order, fitted, fitting_order
 from unsum.data.table_file import is_table
 from unsum.data.tables import ClientTable
@@ -54,6 +54,9 @@ class Inputs:
     samples: ClientSamples = field(default_factory=ClientSamples)
     loss: str | Loss | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", as_tensors(self.data))
 
     def simulated(self) -> tuple[LoadedModel, Batch]:
         """The model with its name in reports, and the client's batch, of as many samples as usual

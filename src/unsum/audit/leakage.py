@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from unsum.attack.any_network import PROVES_NOTHING
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Attempt, Leak
 from unsum.score import SampleScore
@@ -318,7 +319,15 @@ class Tried:
     labels: LabelsNamed | None = None  # of an attack that looks for nothing else
 
     @classmethod
-    def of(cls, attempt: Attempt, leakages: list[float], labels: LabelsRead | None = None) -> Tried:
+    def of(
+        cls,
+        attempt: Attempt,
+        leakages: list[float],
+        labels: LabelsRead | None = None,
+        *,
+        made_up: bool = False,
+    ) -> Tried:
+        """`made_up`: what an attack found without a certificate stands for no sample."""
         leak = attempt.leak
         if attempt.labels is not None:
             right = None if labels is None else labels.right
@@ -327,7 +336,7 @@ class Tried:
             )
         if leak is None:
             return cls(attempt.method, refused=True, remark=attempt.refused)
-        found = leak.batch_size
+        found = 0 if made_up and not leak.exact else leak.batch_size
         return cls(
             attempt.method, found, leakages, leak.exact, leak.predicted_error, remark=attempt.blind
         )
@@ -370,11 +379,11 @@ class Tried:
         over = sum(value >= DEFAULT_LEVEL for value in self.leakages)
         if over:
             return f"{over} of {len(self.leakages)} samples, up to {percent(self.worst)}"
-        return (
-            "nothing, and does not apply"
-            if self.remark
-            else f"nothing (at most {percent(self.worst)})"
-        )
+        if not self.remark:
+            return f"nothing (at most {percent(self.worst)})"
+        if self.remark == PROVES_NOTHING:  # it did apply, and looked
+            return "nothing; a search that finds no picture proves nothing"
+        return "nothing, and does not apply"
 
 
 def strongest(tried: list[Tried], samples: int) -> list[str]:

@@ -248,7 +248,8 @@ def _given(leak: Leak, got: list[list[Shares]]) -> Leak:
     largest, best = max(answers, key=lambda pair: pair[0], default=(0.0, None))
     if best is None or not largest >= DEFAULT_LEVEL:
         return leak
-    return replace(best, tried=leak.tried, notes=[*leak.notes, *best.notes], occurred=leak.occurred)
+    kept = {name: getattr(leak, name) for name in ("tried", "occurred", "embedding_rows")}
+    return replace(best, **kept, notes=[*leak.notes, *best.notes])
 
 
 def _samples(sent: OtherSent, leak: Leak | None) -> list[SampleScore]:

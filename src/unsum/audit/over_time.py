@@ -19,7 +19,7 @@ from unsum.audit.provenance import Provenance
 from unsum.audit.report import environment, together
 from unsum.audit.result import finite
 from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
-from unsum.audit.verdict import LEAKS, UNPROVEN, Level
+from unsum.audit.verdict import UNPROVEN, Level
 from unsum.audit.wording import percent
 from unsum.errors import needed
 from unsum.files.writing import write_text
@@ -28,6 +28,7 @@ from unsum.leak import LabelCounts
 _LEFT, _RIGHT, _TOP, _BOTTOM, _UNKNOWN = 84, 736, 34, 234, 262  # of the drawing, in its units
 _BAR, _HEIGHT = 16, 120  # of a class in the drawing of counts
 _CLASSES, _CLIENTS = 24, 24  # shown of either; run.json has all
+_LISTED = 5  # classes of a line of the table
 CSV = "updates.csv"
 FEATURES = "features"  # what a finding reads where its leakage is not of the samples themselves
 
@@ -44,21 +45,18 @@ class Audited:
     def told(self) -> str:
         """The labels, the most frequent first; without numbers where the certificate does not cover
         them."""
-        if self.counts is not None and self.counts.samples is not None:
-            rows = zip(
-                self.counts.counts.tolist(),
-                self.counts.low.tolist(),
-                self.counts.high.tolist(),
-                strict=True,
+        if self.counts is not None:
+            counts = self.counts
+            order = counts.counts.argsort(descending=True, stable=True).tolist()
+            return ", ".join(
+                f"{c}: {_amount(counts, counts.counts[c])} "
+                f"({_amount(counts, counts.low[c])}–{_amount(counts, counts.high[c])})"
+                for c in order[:_LISTED]
+                if float(counts.high[c]) > 0
             )
-            every = sorted(
-                ((int(n), c, int(low), int(high)) for c, (n, low, high) in enumerate(rows)),
-                reverse=True,
-            )
-            return ", ".join(f"{c}: {n} ({low}–{high})" for n, c, low, high in every[:5] if high)
         found = sorted(self.finding.label_counts.items(), key=lambda item: (-item[1], item[0]))
-        counts = not self.finding.exact or self.finding.counts_certain
-        return ", ".join(f"{c}: {n}" if counts else str(c) for c, n in found[:5])
+        numbers = not self.finding.exact or self.finding.counts_certain
+        return ", ".join(f"{c}: {n}" if numbers else str(c) for c, n in found[:_LISTED])
 
     @property
     def why(self) -> str:
@@ -86,31 +84,43 @@ class RunAudit:
 
     @cached_property
     def leaking(self) -> int:
-        return sum(one.finding.state == LEAKS for one in self.audited)
+        """Updates that give samples or their features away."""
+        return sum(one.finding.gives_samples for one in self.audited)
 
     @cached_property
     def counted(self) -> int:
         """Updates whose samples were not found, and whose labels were counted."""
-        return sum(one.finding.state != LEAKS and one.counts is not None for one in self.audited)
+        return sum(one.finding.level == "labels" and one.counts is not None for one in self.audited)
+
+    @cached_property
+    def naming(self) -> int:
+        """Updates that give away which tokens or categories occur, and nothing else."""
+        return sum(one.finding.level == "labels" and one.counts is None for one in self.audited)
 
     @property
     def level(self) -> Level:
         if self.leaking:
             return "severe" if any(one.finding.exact for one in self.audited) else "partial"
         quiet = all(one.finding.state == UNPROVEN for one in self.audited)
-        return "labels" if self.counted else "unproven" if quiet else "open"
+        told = self.counted or self.naming
+        return "labels" if told else "unproven" if quiet else "open"
 
     @property
     def headline(self) -> str:
         total = len(self.audited)
         if self.leaking:
-            read = {one.finding.read for one in self.audited if one.finding.state == LEAKS}
+            read = {one.finding.read for one in self.audited if one.finding.gives_samples}
             what = "features of samples" if read == {"features"} else "samples"
             return f"{self.leaking} of {total} updates give {what} away."
         if self.counted:
             return (
                 f"The updates tell how many samples of each class a client has, in {self.counted} "
                 f"of {total} cases."
+            )
+        if self.naming:
+            return (
+                f"{self.naming} of {total} updates give away which tokens or categories occur in "
+                "the samples."
             )
         if self.level == "unproven":
             return (

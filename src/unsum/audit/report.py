@@ -78,6 +78,11 @@ def unpictured(audit: AuditResult) -> str:
             "Samples of several local steps were not told apart, so none is shown. Their labels "
             "are counted below."
         )
+    if audit.truth is None and audit.leak.made_up and not audit.rows:
+        return (
+            "The client may have trained otherwise than the attack takes it to have, so what the "
+            "attack lists is no sample, and none is shown."
+        )
     if not audit.leak.batch_size and not audit.leak.readings:
         return "No attack gave an answer, so there is nothing to show beside the samples."
     if audit.table is not None:

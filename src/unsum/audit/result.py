@@ -244,7 +244,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> Verdict:
-        if self.texts is not None:
+        if self.texts is not None and self.texts.true:
             return self.texts.judge(self.leak, self.shares, self.occurred, self.bound)
         if self.truth is None:
             return judge_captured(self.leak, self.undecided, self.sizes, self.bound)
@@ -296,9 +296,11 @@ class AuditResult:
         """One for every true sample; where the truth is not known, one for every sample that was
         found.
 
-        Where only the labels of local steps were counted, samples that the attack made up of their
-        sum are none.
+        Where only the labels of local steps were counted, or the client trained otherwise than the
+        attack takes it to have, samples that the attack made up of a sum are none.
         """
+        if self.truth is None and self.leak.made_up and self.texts is None:
+            return []
         if self.truth is None and self.distribution is not None and self.verdict.level == "labels":
             return []
         found = self.leak.batch_size if self.texts is None else len(self.texts.found)

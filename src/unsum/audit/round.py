@@ -216,7 +216,14 @@ def _with_matching(
     for found in (attempt.leak for attempt in more if attempt.leak is not None):
         if any(share.most >= DEFAULT_LEVEL for share in shares_of(sent, found)):
             return compare_with_truth(
-                sent, replace(found, tried=tried, named=leak.named, occurred=leak.occurred)
+                sent,
+                replace(
+                    found,
+                    tried=tried,
+                    named=leak.named,
+                    occurred=leak.occurred,
+                    embedding_rows=leak.embedding_rows,
+                ),
             )
     notes = [*leak.notes, *(attempt.refused for attempt in more if attempt.refused)]
     return compare_with_truth(sent, replace(leak, tried=tried, notes=notes))

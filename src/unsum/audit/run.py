@@ -38,6 +38,7 @@ from unsum.audit.text import audit_text, is_text, texts_of
 from unsum.audit.text_verdict import Texts
 from unsum.client.any_network import is_annotated
 from unsum.client.capture import in_mode
+from unsum.data.arrays import as_tensors
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData
 from unsum.defend import Defense
@@ -83,10 +84,10 @@ def audit(
     Args:
         model: a name, as `unsum.models.load_model` takes it (`default`, `torchvision:NAME`,
             `path/to/file.py:factory`, …), or your own module (then give `data` or `update` too).
-        data: the client's private (images, targets), or where they lie: a folder, tar or npz,
-            `torchvision:NAME:ROOT`, `hf:PATH`; the embedded photos by default. A table is a .csv,
-            .tsv or .parquet file, with its `target`. For a language model: (n, L) token numbers, a
-            list of texts, or a file with one text a line.
+        data: the client's private (images, targets), tensors or arrays, or where they lie: a
+            folder, tar or npz, `torchvision:NAME:ROOT`, `hf:PATH`; the embedded photos by default.
+            A table is a .csv, .tsv or .parquet file, with its `target`. For a language model: (n,
+            L) token numbers, a list of texts, or a file with one text a line.
         update: what a server received, instead of `data`: an `Update`, its file, or
             `Received(before=…, after=…)`. There is no truth then, and the result holds what the
             attack itself vouches for.
@@ -113,6 +114,7 @@ def audit(
         ('severe', True)
     """
     start = time.perf_counter()
+    data = as_tensors(data)
     progress.say(
         "Loading the model and " + ("the client's samples" if update is None else "the update")
     )
@@ -278,7 +280,7 @@ def _without_truth(
         Setting.of(loaded.name, leak, options, samples=leak.batch_size, provenance=made, **how),
         *(None, leak, [], {}, time.perf_counter() - start),
         comparison=Comparison(absent=absent),
-        tried=[Tried.of(attempt, []) for attempt in leak.tried],
+        tried=[Tried.of(attempt, [], made_up=leak.made_up) for attempt in leak.tried],
         undecided=without_head(network) or leak.undecided,
         depth=DepthRead.of(network, leak),
         unbounded=NEEDS_SAMPLES,

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from unsum.audit import ceiling_words
 from unsum.audit.leakage import DEFAULT_LEVEL, WHOLE, Shares
 from unsum.audit.verdict import (
-    OCCURRED,
-    UNVOUCHED,
+    NOTHING_READ,
     Verdict,
     certificate,
     count,
     level_by,
-    named_alone,
 )
 from unsum.audit.wording import percent
 from unsum.ceiling.result import Ceiling
@@ -43,27 +41,8 @@ class Texts:
         occurred: Sequence[RowsNamed] = (),
         bound: Ceiling | None = None,
     ) -> Verdict:
-        """The verdict, by the same levels as over any other sample."""
+        """The verdict where the truth is known, by the same levels as over any other sample."""
         rows = [named.sentence for named in occurred]
-        if not self.true:
-            found = len(self.found)
-            details = [
-                f"Found in the update: {found} {'text' if found == 1 else 'texts'}.",
-                certificate(leak),
-            ]
-            if leak.exact and found:
-                headline = "This update gives away every text that was found in it."
-                return Verdict("severe", 1.0, headline, details, read="text")
-            if leak.occurred:
-                named = [*details, *named_alone(leak)]
-                return Verdict(
-                    "labels",
-                    math.nan,
-                    f"{OCCURRED}; whether more cannot be decided.",
-                    named,
-                    read="words",
-                )
-            return Verdict.undecided(UNVOUCHED, details)
         total, leakages = len(self.true), [share.most for share in shares]
         whole, part = count(leakages, WHOLE), count(leakages)
         known = [value for value in leakages if not math.isnan(value)]
@@ -97,9 +76,11 @@ class Texts:
             headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
             return Verdict("protected", 0.0, headline, details)
         reason = leak.notes[0] if leak.notes else "it gives no reason"
-        return Verdict.undecided(
-            f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}", details[1:]
-        )
+        why = f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}"
+        if bound is not None and not leak.undecided:  # it applied, and the worlds were played
+            said = [f"{why[:1].upper()}{why[1:]}", *details[1:]]
+            return Verdict("unproven", 0.0, NOTHING_READ.format("text"), said, why)
+        return Verdict.undecided(why, details[1:])
 
 
 def _texts(number: int, total: int) -> str:

@@ -40,7 +40,7 @@ LEAKS: State = "leaks"
 PROTECTED: State = "protected"
 UNPROVEN: State = "unproven"
 NOT_DECIDABLE: State = "not decidable"
-_STATES: dict[Level, State] = {
+STATES: dict[Level, State] = {
     "severe": LEAKS,
     "partial": LEAKS,
     # and the samples themselves do not: what was made of the features is little or nothing
@@ -57,6 +57,7 @@ _SENTENCES = re.compile(r"(.+?[.?]|.*)(?:\s+([A-Z].*))?", re.DOTALL)  # the firs
 _NO_ANSWER = "No attack gave an answer: no label and no sample was found."
 _LABELS = "This update gives away what the samples are"
 OCCURRED = "This update gives away which tokens or categories occur in the samples"
+NOTHING_READ = "No attack tried reads a {} out of this update; nothing shows that others cannot."
 _UNKNOWN = "the leakage of some samples is not known"
 UNVOUCHED = "the truth is missing, and no attack vouches for its answer"
 
@@ -105,7 +106,7 @@ class Verdict:
 
     @property
     def state(self) -> State:
-        return _STATES[self.level]
+        return STATES[self.level]
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types, the state among them."""
@@ -161,7 +162,7 @@ class Sizes:
 def state_of(leakages: Sequence[float]) -> State:
     """By the leakages alone, of an update's samples or the largest of them; NaN is one that nobody
     knows."""
-    return _STATES[level_by([Shares(sample=value) for value in leakages])]
+    return STATES[level_by([Shares(sample=value) for value in leakages])]
 
 
 def level_by(
@@ -249,6 +250,8 @@ def judge_captured(
 ) -> Verdict:
     """The verdict over an update that came without the truth: the attack's own certificate is all
     there is."""
+    if leak.tokens is not None:
+        return _judge_captured_text(leak, leak.tokens, undecided)
     sizes, total = sizes or Sizes(leak.features.shape[1]), leak.batch_size
     shares = vouched_shares(leak)
     known, level = count([share.most for share in shares]), level_by(shares)
@@ -258,6 +261,7 @@ def judge_captured(
         f"{'class' if classes == 1 else 'classes'}."
     )
     details = [found, certificate(leak)] if total else [_NO_ANSWER]
+    details = [certificate(leak)] if leak.made_up else details
     if bound is None:  # else the client's samples were there to be played in other worlds
         details.append(
             "The truth is not known here, so nothing was compared with it: the confidence is the "
@@ -282,7 +286,7 @@ def judge_captured(
         )
         return Verdict("labels", math.nan, f"{GIVEN_AWAY}.", [open_still])
     if level == "open":
-        if leak.occurred:
+        if leak.tells_rows:
             return Verdict(
                 "labels", math.nan, f"{OCCURRED}; whether more cannot be decided.", details
             )
@@ -295,6 +299,20 @@ def judge_captured(
         f"it{ratio}."
     )
     return Verdict(level, known / total, headline, details, read=sizes.named(read))
+
+
+def _judge_captured_text(leak: Leak, texts: Sequence[list[int]], undecided: str) -> Verdict:
+    """The same over a language model's update."""
+    found = f"Found in the update: {len(texts)} {'text' if len(texts) == 1 else 'texts'}."
+    details = [found, certificate(leak)]
+    if leak.exact and texts:
+        headline = "This update gives away every text that was found in it."
+        return Verdict("severe", 1.0, headline, details, read="text")
+    if leak.tells_rows:
+        headline = f"{OCCURRED}; whether more cannot be decided."
+        named = [*details, *named_alone(leak)]
+        return Verdict("labels", math.nan, headline, named, read="words")
+    return Verdict.undecided(undecided or UNVOUCHED, details)
 
 
 def _read(level: Level, shares: Sequence[Shares]) -> str:
@@ -311,10 +329,7 @@ def _headline(level: Level, shares: Sequence[Shares], sizes: Sizes) -> str:
     if level == "protected":
         return f"Nobody can read {percent(DEFAULT_LEVEL)} of any {sizes.noun} out of this update."
     if level == "unproven":
-        return (
-            f"No attack tried reads a {sizes.noun} out of this update; nothing shows that others "
-            "cannot."
-        )
+        return NOTHING_READ.format(sizes.noun)
     features, own = [share.features for share in shares], [share.sample for share in shares]
     said = []
     if _read(level, shares) == "features":
@@ -441,13 +456,19 @@ def named_alone(leak: Leak) -> list[str]:
     said = [
         (
             f"The gradient of the embedding {name!r} names {len(rows)} rows (tokens or categories) "
-            "that occurred."
+            f"that occurred{_all_of(len(rows), leak.embedding_rows.get(name))}."
         )
         for name, rows in leak.occurred.items()
     ]
     if leak.named is not None:
         said.append(f"A label rule names {len(leak.named)} labels; nothing vouches for them.")
     return said
+
+
+def _all_of(named: int, rows: int | None) -> str:
+    if rows is None:
+        return ""
+    return ": all there are, which gives nothing away" if named == rows else f", of {rows:,}"
 
 
 def certificate(leak: Leak) -> str:

@@ -96,7 +96,7 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     facts.add_row("model", model)
     facts.add_row("granted to the attacker", "\n".join(leak.knowledge.granted()))
     facts.add_row("attack", leak.method)
-    facts.add_row("samples found", leak.number_of())
+    facts.add_row("samples found", "none told apart" if leak.made_up else leak.number_of())
     facts.add_row("certificate", "exact" if leak.exact else "not exact")
     facts.add_row("predicted feature error", error(leak.predicted_error))
     facts.add_row("gradient left unexplained", error(leak.residual))
@@ -111,7 +111,7 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
     # samples that were made up of a sum are none
     if counts is not None and is_telling(counts) and texts is None:
         OUT.print(distribution_table(LabelDistribution.of(counts, called)))
-    elif texts is None:
+    elif texts is None and not leak.made_up:
         found = Table(
             "sample",
             "label",
@@ -128,12 +128,12 @@ def _show(leak: Leak, model: str, texts: list[str] | None, names: list[str]) -> 
                 str(i + 1), Text(called(label)), f"{float(leak.targets[i, label]):.3f}", certified
             )
         OUT.print(found)
-    else:
+    elif texts is not None:
         found = Table("sequence", "text", title="Found", title_justify="left")
         for place, text in enumerate(texts, 1):
             found.add_row(str(place), Text(plain(text)))
         OUT.print(found)
-    show_tried([Tried.of(attempt, []) for attempt in leak.tried])
+    show_tried([Tried.of(attempt, [], made_up=leak.made_up) for attempt in leak.tried])
     for sentence in leak.notes:
         OUT.print(f"• {sentence}")
     if leak.undecided and not leak.exact:

@@ -155,7 +155,7 @@ def _page_of(
     return RunAudit(
         loaded.name,
         str(folder),
-        [Audited(finding) for finding in shown],
+        [Audited(finding, finding.counted) for finding in shown],
         [left_out] if len(shown) < total else [],
         _command(),
         seconds,
@@ -236,7 +236,7 @@ def _show(findings: Findings, model: str) -> None:
         sure = "yes" if finding.exact else "no"
         table.add_row(
             *(str(finding.round), Text(finding.client), finding.leaked, sure),
-            *(str(finding.distinct), finding.method),
+            *("–" if finding.distinct is None else str(finding.distinct), finding.method),
         )
     if table.row_count:
         OUT.print(table)

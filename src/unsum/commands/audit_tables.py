@@ -56,7 +56,7 @@ def show(result: Audit, page: Path) -> None:
 def _setting_table(result: Audit) -> Table:
     leak, setting = result.leak, result.setting
     found: int | str = leak.distinct if result.texts is None else len(result.texts.found)
-    if result.distribution is not None and not result.rows:
+    if not result.rows and (result.distribution is not None or leak.made_up):
         found = "none told apart"
     what = f"{_called(result)}s"
     batch = f"{setting.batch_size} {what}" if result.truth else "of unknown size"

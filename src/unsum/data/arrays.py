@@ -3,6 +3,7 @@ arrays of an npz."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsum.errors import UnsumError
 from unsum.files.array_file import read_npz
 
+_PAIR = 2  # inputs and targets
 _COLORS = (1, 3)  # channels of a photo, which stand last in a file and first in a model
 
 
@@ -44,6 +47,43 @@ def open_arrays(path: Path) -> tuple[Tensor, Tensor] | None:
     if not photos and images.dtype.kind != "f":
         return None
     return _inputs(images, photos=photos), _targets(labels, classes=classes)
+
+
+def as_tensors(data: Any) -> Any:
+    """(inputs, targets) of which either may be an array of NumPy, or numbers in a list, as tensors;
+    anything else as it is."""
+    if not isinstance(data, tuple) or len(data) != _PAIR:
+        return data
+    inputs, targets = data
+    if isinstance(inputs, Tensor) and (isinstance(targets, Tensor) or _are_mappings(targets)):
+        return data
+    return _as_tensor(inputs, "inputs"), (
+        targets if _are_mappings(targets) else _as_tensor(targets, "targets")
+    )
+
+
+def _as_tensor(values: Any, what: str) -> Any:
+    """Numbers as models take them: whole ones as class numbers, others in the default precision."""
+    held = isinstance(values, list | tuple) and any(isinstance(one, Tensor) for one in values)
+    if isinstance(values, Tensor) or held:  # pictures of several sizes, say
+        return values
+    try:
+        found = torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnsumError(
+            f"The {what} must be a tensor or an array of numbers, not {type(values).__name__}; "
+            "give data=(inputs, targets)."
+        ) from error
+    if found.dtype == torch.float64:
+        return found.to(torch.get_default_dtype())
+    signed = found.dtype in (torch.int8, torch.int16, torch.int32)
+    return (
+        found.long() if signed or (what == "targets" and not found.is_floating_point()) else found
+    )
+
+
+def _are_mappings(targets: Any) -> bool:
+    return isinstance(targets, list | tuple) and any(isinstance(one, Mapping) for one in targets)
 
 
 def some_of(data: tuple[Tensor, Tensor], count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from unsum.attack.agreement import surest as surest
 from unsum.attack.auto import only, quick
 from unsum.attack.chain import cut_short, run_attack
 from unsum.attack.counts import with_counts
@@ -161,12 +162,6 @@ class Journal:
                 return None
             self._curves = SummaryWriter(str(self.folder))
         return self._curves
-
-
-def surest(leak: Leak) -> tuple[bool, float]:
-    """A key by which the answer that is certain, then the one of the smallest prediction, comes
-    first."""
-    return not leak.exact, math.inf if math.isnan(leak.estimate) else leak.estimate
 
 
 def figures_of(findings: Sequence[ClientFinding], seconds: float) -> dict[str, float]:

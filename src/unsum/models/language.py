@@ -98,6 +98,12 @@ def _embedding(model: nn.Module) -> nn.Embedding:
     return found[1]
 
 
+def rows_of(embedding: nn.Module) -> int:
+    """How many tokens or values an embedding has a row for; the padding is none."""
+    padded = getattr(embedding, "padding_idx", None) is not None
+    return int(embedding.weight.shape[0]) - padded  # type: ignore[index]
+
+
 def embedding_width(model: nn.Module) -> int:
     """How many features the layers that read tokens have."""
     return _embedding(model).embedding_dim

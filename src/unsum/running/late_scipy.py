@@ -31,6 +31,13 @@ def chi_square_quantile(probability: float, degrees: int) -> float:
     return 2 * float(gammaincinv(degrees / 2, probability))
 
 
+def beta_beyond(share: float, inside: float, outside: float) -> float:
+    """The chance that a share with these two Beta parameters is larger."""
+    from scipy.special import betaincc
+
+    return float(betaincc(inside, outside, share))
+
+
 def ward_clusters(rows: NDArray[np.float64], number: int) -> NDArray[np.int32]:
     """Which of `number` clusters each row belongs to, by Ward's method."""
     from scipy.cluster.hierarchy import fcluster, linkage

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsum.gradients import inputs_of
+from unsum.models.language import rows_of
 
 _MOST = 0.5  # share of what a guess leaves open, from which the values that occurred count as read
 
@@ -74,6 +75,6 @@ def rows_named(
             getattr(module, "padding_idx", None)
         }
         named = set(found[name].tolist())
-        size = int(module.weight.shape[0])  # type: ignore[index]
-        answers.append(RowsNamed(name, size, len(true), len(named), len(named & true)))
+        right = len(named & true)
+        answers.append(RowsNamed(name, rows_of(module), len(true), len(named), right))
     return answers

@@ -92,10 +92,10 @@ class Findings:
         )
 
     def largest(self, count: int) -> list[ClientFinding]:
-        """Those of the largest leakage, certain ones before others."""
+        """Those of the largest leakage, certain ones before others, and labels alone last."""
         query = (
-            "SELECT content FROM findings WHERE leakage IS NOT NULL ORDER BY exact DESC, leakage "
-            "DESC LIMIT ?"
+            "SELECT content FROM findings WHERE leakage IS NOT NULL OR state = 'leaks' "
+            "ORDER BY exact DESC, leakage DESC LIMIT ?"
         )
         return [
             ClientFinding.from_dict(json.loads(row))

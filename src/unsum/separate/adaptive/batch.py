@@ -18,6 +18,7 @@ from unsum.knowledge import Knowledge
 from unsum.labels.feature_prior import FeaturePrior
 from unsum.labels.ilrg import whole_counts
 from unsum.labels.templates import MOST, count_evidence
+from unsum.notes import Code, Note
 from unsum.separate.adaptive.recognize import RecognizedDefense
 
 _SURE = 5.0  # standard deviations below zero that make a bias gradient a label's
@@ -109,10 +110,11 @@ def _likeliest(
     scale = _scale(head, defense, labels)
     if defense.sigma_b * len(labels) ** 0.5 > _LOUD:
         scale = found.scale
-    notes = [
-        (
+    notes: list[str] = [
+        Note(
             f"Labels were named by matched filters; {float(chances.sum()):.1f} of {len(members)} "
-            "are expected to be right."
+            "are expected to be right.",
+            Code.EXPECTED,
         )
     ]
     known = knowledge.batch_size is not None
