@@ -181,6 +181,42 @@ def test_a_defense_that_looks_at_the_samples_after_the_noise_undoes_it() -> None
     assert max(samples(model, batch(2), defenses=[unsum.Soteria(0.5), unsum.Noise(9.0)])) < 0.2
 
 
+class OnTheHead(unsum.Noise):
+    """Adds its noise to one tensor alone."""
+
+    def __call__(self, update: unsum.Update) -> unsum.Update:
+        noisy = super().__call__(update)
+        return update.map(lambda name, g: noisy.gradients[name] if name == "bias" else g)
+
+
+class Renamed(unsum.Noise):
+    """Another name and another default, and the same noise."""
+
+    def __init__(self, std: float = 9.0) -> None:
+        super().__init__(std)
+
+
+def test_noise_is_counted_only_where_the_class_that_declares_it_adds_it() -> None:
+    assert split_at_noise([OnTheHead(9.0)], 2)[1] is None
+    assert samples(linear(), batch(2), defenses=OnTheHead(9.0)) == [1.0, 1.0]
+    patched = unsum.Noise(9.0)
+    patched.changed = lambda gradient: gradient  # type: ignore[method-assign]
+    assert split_at_noise([patched], 2)[1] is None
+    assert split_at_noise([Renamed()], 2)[1] == split_at_noise([unsum.Noise(9.0)], 2)[1]
+
+
+def test_a_function_after_the_noise_may_put_back_what_the_noise_hid() -> None:
+    clean = unsum.capture(linear(), *batch(2))
+
+    def back(update: unsum.Update) -> unsum.Update:
+        return update.map(lambda name, _g: clean.gradients[name])
+
+    found = unsum.ceiling(linear(), batch(2), defenses=[unsum.Noise(9.0), back])
+    assert (found.samples.tolist(), found.labels.tolist()) == ([1.0, 1.0], [1.0, 1.0])
+    assert "follows the noise" in found.why
+    assert max(samples(linear(), batch(2), defenses=[lambda u: u, unsum.Noise(9.0)])) < 0.2
+
+
 def test_clipping_first_brings_the_worlds_together() -> None:
     free = samples(linear(), batch(2), noise=0.2, pairs=64)
     clipped = samples(linear(), batch(2), defenses=[unsum.Clip(0.1), unsum.Noise(0.2)], pairs=64)

@@ -19,7 +19,17 @@ from unsum.ceiling.client import Client, OwnClient, OwnLoss, SimulatedClient, Te
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.others import UPDATES, cloud_of
 from unsum.ceiling.photos import photo_spread
-from unsum.ceiling.result import BARE, BARE_SUM, UNNOISED, Ceiling, Unit, of_limits
+from unsum.ceiling.result import (
+    BARE,
+    BARE_SUM,
+    EVERY_STEP,
+    UNNOISED,
+    UNSEEN,
+    Ceiling,
+    Unit,
+    hidden,
+    of_limits,
+)
 from unsum.ceiling.secret import (
     AnyOf,
     Cells,
@@ -33,7 +43,7 @@ from unsum.ceiling.secret import (
 from unsum.ceiling.worst_case import WorstCase, worst_case
 from unsum.client.step import AnyDefense, InsideClient
 from unsum.data.table_schema import TableSchema
-from unsum.defend.added import AddedNoise, split_at_noise
+from unsum.defend.added import AddedNoise, ends_in_a_function, split_at_noise
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
@@ -235,7 +245,7 @@ class Prover:
         if case.buffers or self.client is not None:
             worst = None  # parts of what is sent may pass by the clip
         if visits and noise is not None and noise.every_step:
-            return _by_mechanism(case, noise, observer, worst)
+            return _by_mechanism(case, noise, observer, worst, EVERY_STEP)
         measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
         found, bare = measured.samples, _bare(measured.samples, seen)
         # First, because they are few: a pair for each sample, where its components take tens.
@@ -257,6 +267,8 @@ class Prover:
         result = of_limits(limits, noise=noise, unit=case.unit, observer=observer)
         estimate = "" if found.cloud is None else self._estimate()
         result = replace(result, distances=found, worst=worst, estimate=estimate)
+        if ends_in_a_function(defenses, size):
+            return _by_mechanism(case, None, observer, None, UNSEEN)
         if bare:
             bits = _by_bits(case, found.client, defenses)
             result = replace(result, why=bare, lower=result.samples, by_bits=bits)
@@ -365,7 +377,11 @@ def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
 
 
 def _by_mechanism(
-    case: Simulation, noise: AddedNoise, observer: Observer, worst: WorstCase | None
+    case: Simulation,
+    noise: AddedNoise | None,
+    observer: Observer,
+    worst: WorstCase | None,
+    why: str,
 ) -> Ceiling:
     """The mechanism's own bound: the noise of one step changes the weights of the next."""
     size = len(case.inputs)
@@ -381,7 +397,8 @@ def _by_mechanism(
         unit=case.unit,
         observer=observer,
         worst=worst,
-        why="Noise is added in every local step; this is the mechanism's bound over all steps.",
+        discrete=case.discrete,
+        why=why,
     )
 
 

@@ -29,6 +29,11 @@ BARE_SUM = (
     "updates hides by itself."
 )
 UNNOISED = (
+EVERY_STEP = "Noise is added in every local step; this is the mechanism's bound over all steps."
+UNSEEN = (
+    "A function of your own follows the noise, and nobody can see what it knows of the samples; "
+    "make it a Defense that does not see the batch, or put it before the noise."
+)
     "A part of what is sent carries no noise (BatchNorm's statistics), "
     "and it depends on the sample."
 )
