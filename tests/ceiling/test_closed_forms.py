@@ -293,6 +293,15 @@ def test_buffers_of_several_steps_are_refused_and_not_left_out() -> None:
         unsum.ceiling(model, batch(4), noise=50.0, buffers=True, epochs=3, learning_rate=0.1)
 
 
+@pytest.mark.parametrize("how", [{"learning_rate": 0.1}, {"weight_decay": 1e-4}], ids=str)
+def test_buffers_of_one_step_are_sent_however_the_step_is_declared(how: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    found = unsum.ceiling(model, batch(4), noise=50.0, buffers=True, **how)  # type: ignore[arg-type]
+    assert found.samples.tolist() == [1.0] * 4
+    assert "BatchNorm" in found.why
+
+
 def test_the_sign_of_a_zero_is_a_bit_like_any_other_where_there_is_no_noise() -> None:
     """Whatever was pruned to 0 or to −0: an attacker that sees the bits sees which."""
 
