@@ -200,12 +200,19 @@ def over_rounds(
         together = one.distances if together is None else together.joined(one.distances)
         seen = one.observer.sees(one.noise)
         rounds = len(found) + 1
-        cap = 1.0 if one.worst is None else one.worst.after(rounds).leakage
+        cap = 1.0 if one.worst is None else one.worst.after(rounds).cap(one.discrete)
         limits = [limit.capped(cap) for limit in limits_of(together, seen)]
         added = of_limits(limits, noise=one.noise, unit=one.unit, observer=one.observer)
         worst = None if one.worst is None else one.worst.after(rounds)
         found.append(
-            replace(added, distances=together, worst=worst, why=one.why, seconds=one.seconds)
+            replace(
+                added,
+                distances=together,
+                worst=worst,
+                why=one.why,
+                seconds=one.seconds,
+                discrete=one.discrete,
+            )
         )
     return found
 
