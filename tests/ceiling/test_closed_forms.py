@@ -724,6 +724,7 @@ def test_time_that_is_over_leaves_an_honest_limit() -> None:
         ({"time_limit": -1.0}, "must be positive"),
         ({"spread": -1.0, "noise": 1.0}, "at least 0"),
         ({"spread": math.inf, "noise": 1.0}, "at least 0"),
+        ({"seed": 2**70}, "that 64 bits hold"),
         ({"spread": torch.ones(4), "noise": 1.0}, "like one sample"),
         ({"observer": "server"}, "unsum.Observer"),
         ({"defenses": "noise:1"}, r"unsum.Noise\(0.1\)"),

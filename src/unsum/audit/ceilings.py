@@ -28,6 +28,7 @@ from unsum.head import find_head
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.running.deadline import time_limit as limited_to
+from unsum.running.declared import check_seed
 from unsum.running.progress import SILENT, Progress
 
 # [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it
@@ -126,6 +127,7 @@ def ceiling(
     check(pairs, level, noise, time_limit)
     chain = [defenses] if callable(defenses) or isinstance(defenses, str) else list(defenses)
     if not all(callable(part) for part in chain):
+    check_seed(seed)
         raise UnsumError(
             f"Defenses are objects such as unsum.Noise(0.1), or a list of them, not {defenses!r}."
         )
