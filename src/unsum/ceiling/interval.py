@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 # are near 0 or 1, and there n equal draws refute 1 − (α · share)^(1/n). Checked against exact
 # binomial coverage in tests/ceiling/test_interval.py.
 _BETS = np.array([0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999])
-_SHARES = np.array([0.03, 0.03, 0.05, 0.08, 0.1, 0.1, 0.11, 0.5])
+_SHARES = np.array([0.03, 0.03, 0.04, 0.06, 0.07, 0.08, 0.09, 0.6])
 _STEPS = 40  # halvings of the search for the limit: 1e-12
 
 
