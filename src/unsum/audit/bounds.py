@@ -49,7 +49,11 @@ class Bounds:
 
     def __post_init__(self) -> None:
         effort = Effort(
-            against(self.level), most=MOST, told=self.progress.part, labels=not self.together
+            against(self.level),
+            most=MOST,
+            told=self.progress.part,
+            labels=not self.together,
+            every_label=not self.together,
         )
         if self.together:
             effort = replace(effort, together=True, decided=None, pairs=ROW_PAIRS, most=ROW_PAIRS)
