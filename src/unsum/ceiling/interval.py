@@ -33,7 +33,7 @@ def upper_limit(draws: ArrayLike, confidence: float) -> float:
     """The least m such that a mean of m or more is refuted; 1 where none is.
 
     >>> round(upper_limit([0.0] * 64, 0.99), 2), upper_limit([1.0] * 9, 0.99)
-    (0.08, 1.0)
+    (0.07, 1.0)
     """
     x = np.asarray(draws, dtype=np.float64)
     if not len(x):
@@ -53,7 +53,7 @@ def lower_limit(draws: ArrayLike, confidence: float) -> float:
     """The same from below.
 
     >>> round(lower_limit([1.0] * 64, 0.99), 2), lower_limit([0.0] * 64, 0.99)
-    (0.92, 0.0)
+    (0.93, 0.0)
     """
     return 1 - upper_limit(1 - np.asarray(draws, dtype=np.float64), confidence)
 

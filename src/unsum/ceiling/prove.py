@@ -55,7 +55,7 @@ from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score.reference import diverse_samples, guess, public_picture
 
-PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 8 or 9 %
+PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 7 to 9 %
 MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 2 or 3 %
 _LOOKS = 4  # [worlds] at random that a client without noise is held against
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of

@@ -60,7 +60,7 @@ class WorstCase:
 
         >>> worst = WorstCase(0.95, "")
         >>> round(worst.cap(), 2), round(worst.cap(discrete=True), 2)
-        (0.18, 0.37)
+        (0.19, 0.37)
         """
         return 2 * self.guess - 1 if discrete else self.leakage
 
