@@ -206,7 +206,9 @@ def test_a_proof_about_samples_is_none_about_labels() -> None:
     assert replace(held, fail_on_labels=True).exit_code == 1
     # right by luck
     hidden = replace(
-        held, bound=replace(proven, labels=torch.full((8,), 0.55)), fail_on_labels=True
+        held,
+        bound=replace(proven, labels=torch.full((8,), 0.55), any_label=torch.full((8,), 0.56)),
+        fail_on_labels=True,
     )
     assert (hidden.exit_code, hidden.besides) == (0, [])
 

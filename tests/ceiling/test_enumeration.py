@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from support.long import long
 from support.worlds import DRAWS, ERRORS, Setup, Worlds, above
+from unsum.ceiling import Effort, Simulation, bound, prove, secret
 from unsum.ceiling.client import World
 from unsum.ceiling.coin import Separation
-from unsum.defend import Clip, ClipLayers, Sign
+from unsum.defend import Clip, ClipLayers, Noise, Sign
 from unsum.defend.added import AddedNoise
 from unsum.local_training import LocalTraining
 
@@ -204,3 +206,166 @@ def test_clipping_after_the_bound_instead_of_before_is_caught() -> None:
     noise = AddedNoise("gaussian", whole.typical)
     assert clipped.typical < 0.9 * whole.typical
     assert above(whole, clipped.ceilings(noise), noise).max() > 2 * ERRORS
+
+
+# The product's own figure, on networks that are blind to each single step from the client's own
+# samples and send nearly all of them from elsewhere.
+
+
+class Gated(nn.Module):
+    """Units that open once two entries or more have left their own values."""
+
+    def __init__(self, own: torch.Tensor, steps: torch.Tensor) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(len(own), 6), nn.Linear(6, 3, bias=False)
+        with torch.no_grad():
+            counted = (1 / steps / len(own)).where(steps.abs() > 0.1, 0)  # dull entries are not
+            self.first.weight.copy_(counted.expand(6, -1))
+            self.first.bias.fill_(-1.5 / len(own) - float((own * counted).sum()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.first(x)))
+
+
+class Thresholded(nn.Module):
+    """Reads whether sums of entries are positive; of the client's own sample all sums are large."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        signs = torch.ones(entries, entries)
+        signs[torch.arange(entries), torch.arange(entries)] = -1
+        signs[torch.arange(entries), (torch.arange(entries) + 1) % entries] = -1
+        self.register_buffer("signs", signs)
+        self.first, self.head = nn.Linear(entries, 6), nn.Linear(6, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.first((x @ self.signs > 0).float())))
+
+
+class Nearby(nn.Module):
+    """Units that are open at the client's own values and after one step, and shut elsewhere."""
+
+    def __init__(self, own: torch.Tensor, steps: torch.Tensor) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(len(own), 6), nn.Linear(6, 3, bias=False)
+        with torch.no_grad():
+            self.first.weight.copy_((-1 / steps / len(own)).expand(6, -1))
+            self.first.bias.fill_(1.5 / len(own) + float((own / steps / len(own)).sum()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.first(x)))
+
+
+def blind(
+    kind: str, samples: int = 1, entries: int = 8, *, dull: int = 0
+) -> tuple[Simulation, Setup]:
+    """A client, and all worlds of its coins; so many of the entries hardly differ."""
+    torch.manual_seed(0)
+    targets = torch.arange(samples)
+    if kind == "thresholded":
+        case = Simulation(Thresholded(entries), torch.ones(samples, entries), targets)
+        steps = torch.full((entries,), -2.0, dtype=torch.float64)  # mirrored at 0
+    else:
+        inputs = torch.rand(1, entries).repeat(samples, 1)
+        spread = torch.full((entries,), 0.5)
+        spread[entries - dull :] = 0.01
+        case = Simulation(nn.Linear(entries, 3), inputs, targets, spread=spread)
+        steps = case.secrets()[0]._steps  # type: ignore[attr-defined]
+        network = Gated if kind == "gated" else Nearby
+        case = replace(case, model=network(inputs[0], steps.float()))
+    moved = [(i, k, float(steps[k]) / 2) for i in range(samples) for k in range(entries)]
+    return case, Setup(case.model, World(case.inputs, case.targets), moved)
+
+
+def found_of(worlds: Worlds, noise: AddedNoise, samples: int) -> tuple[np.ndarray, float]:
+    """(B,) leakage of each sample for the best attacker over all worlds, and its error."""
+    found, error = worlds.best_attack(noise)
+    weights = worlds.setup.weights.reshape(samples, -1)
+    each = np.average(found[:, 0].reshape(samples, -1), axis=1, weights=weights)
+    return each, float(error[:, 0].max())
+
+
+PAIRS = 256  # [pairs of worlds] of each kind: limits within five points of the mean
+
+
+@pytest.mark.parametrize("kind", ["gated", "thresholded"])
+@pytest.mark.parametrize("relative", [0.4, *long(0.1)])
+def test_the_product_bounds_the_best_attacker_of_a_network_that_is_blind_around_its_sample(
+    kind: str, relative: float
+) -> None:
+    case, setup = blind(kind)
+    worlds = Worlds.of(setup)
+    own = case.client([])(case.world).noisy
+    for place in range(8):  # no single step changes what is sent
+        there = case.client([])(_stepped(setup, place)).noisy
+        assert all(torch.equal(own[name], there[name]) for name in own)
+    middle = [worlds._pair(k, 2**6 + 11) for k in range(8)]
+    typical = float(np.mean([(worlds.updates[a] - worlds.updates[b]).norm() for a, b in middle]))
+    noise = AddedNoise("gaussian", relative * typical)
+    found, error = found_of(worlds, noise, 1)
+    assert found[0] > 0.2
+    bound_ = prove(case, [Noise(noise.scale)], effort=Effort(pairs=PAIRS, most=PAIRS))
+    assert found[0] <= float(bound_.samples[0]) + ERRORS * error
+    exact = total(worlds, worlds.ceilings(noise))
+    assert float(bound_.lower[0]) <= exact <= float(bound_.samples[0])
+    assert float(bound_.samples[0]) < exact + 0.15  # and it is a limit that says something
+    assert prove(case, []).decided(0.2) == "above"  # without noise as well
+
+
+def _stepped(setup: Setup, place: int) -> World:
+    i, entry, size = setup.moved[place]
+    inputs = setup.world.inputs.clone()
+    inputs[i, entry] += 2 * size
+    return setup.world._replace(inputs=inputs)
+
+
+@pytest.mark.long
+def test_four_thousand_worlds_of_two_samples_that_are_gated() -> None:
+    case, setup = blind("gated", samples=2, entries=6)
+    worlds = Worlds.of(setup)
+    assert len(worlds.signs) == 2**12
+    noise = AddedNoise("gaussian", 0.02)
+    found, error = found_of(worlds, noise, 2)
+    assert found.min() > 0.2
+    figure = prove(case, [Noise(noise.scale)], effort=Effort(pairs=128, most=128))
+    assert bool((found <= figure.samples.numpy() + ERRORS * error).all())
+    assert figure.decided(0.2) == "above"
+
+
+def test_a_network_that_is_open_around_its_sample_alone_is_bounded_there() -> None:
+    """Around worlds at random hardly anything is read; who knows all signs but one reads it."""
+    case, setup = blind("nearby", entries=8)
+    worlds = Worlds.of(setup)
+    noise = AddedNoise("gaussian", 1e-4)
+    assert total(worlds, worlds.ceilings(noise)) < 0.2
+    figure = prove(case, [Noise(noise.scale)], effort=Effort(pairs=64, most=64))
+    assert float(figure.lower[0]) > 0.8
+
+
+def _halved(one: Separation) -> Separation:
+    return replace(one, squared=one.squared / 4)
+
+
+@pytest.mark.parametrize(
+    "mutation", ["half the distance", *long("double the noise", "one secret twice")]
+)
+def test_mutations_of_the_product_are_caught(
+    mutation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gated client of eight entries and a dull one, of which the best attacker reads almost all
+    that the bound allows."""
+    case, setup = blind("gated", entries=9, dull=1)
+    worlds = Worlds.of(setup)
+    noise = AddedNoise("gaussian", 0.2)
+    found, error = found_of(worlds, noise, 1)
+    effort = Effort(pairs=PAIRS, most=PAIRS)
+    whole = prove(case, [Noise(noise.scale)], effort=effort)
+    assert found[0] <= float(whole.samples[0]) + ERRORS * error
+    if mutation == "half the distance":
+        true = bound.separated
+        monkeypatch.setattr(bound, "separated", lambda a, b, **how: _halved(true(a, b, **how)))
+    if mutation == "one secret twice":
+        monkeypatch.setattr(secret, "_drawn", lambda mass, _share: len(mass) - 1)  # the dull one
+    scale = noise.scale * (2 if mutation == "double the noise" else 1)
+    broken = prove(case, [Noise(scale)], effort=effort)
+    assert found[0] > float(broken.samples[0]) + ERRORS * error

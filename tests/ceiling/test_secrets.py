@@ -127,10 +127,15 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
     read = unsum.ceiling("mlp", noise=1e-6, **how)
     hidden = unsum.ceiling("mlp", noise=100.0, **how)
     assert read.unit == "row"
-    assert read.pairs == 4 * 3  # every cell once
+    # Around the row itself every cell and each alternative once: a number, three jobs, yes or no.
+    assert read.pairs == 4 * (1 + 2 + 1 + 64)
     assert float(read.samples.min()) > 0.99
-    assert float(hidden.samples.max()) < 0.01
-    assert torch.equal(read.lower, read.samples)  # nothing is left to chance
+    assert float(hidden.samples.max()) < 0.1  # around rows at random, 64 draws of about 0
+    assert read.cells is not None
+    assert read.cells.shape == (4, 3)
+    assert float(read.cells.min()) > 0.99
+    assert 0.5 <= float(hidden.cells.max()) < 0.51  # type: ignore[union-attr]
+    assert read.to_dict()["cells"] == read.cells.tolist()
     assert 0.5 <= float(hidden.labels.max()) < 0.51
 
 
@@ -143,17 +148,124 @@ def test_a_number_is_mirrored_and_a_category_exchanged_and_each_counts_as_in_the
     schema = TableSchema((number, two, job), "outcome", ("a", "b"))
     world = World(torch.tensor([[3.0, 1.0, 0.0, 1.0, 0.0]]), torch.tensor([0]))
     secret = Cells(world, 0, schema, torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64))
-    assert list(secret.weights) == [6.25, 0.25, 1.0]
+    assert list(secret.weights) == [6.25, 0.25, 0.5, 0.5]  # a job stands against two others
     pairs = [secret.draw(stratum, generator()) for stratum in range(secret.strata)]
     assert pairs[0].other.inputs.tolist() == [[-2.0, 1.0, 0.0, 1.0, 0.0]]
     assert pairs[1].other.inputs.tolist() == [[3.0, 0.0, 0.0, 1.0, 0.0]]
-    assert pairs[2].other.inputs[0, 2:].tolist() in ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
-    assert [pair.discrete for pair in pairs] == [False, True, True]
+    assert [pair.other.inputs[0, 2:].tolist() for pair in pairs[2:]] == [[0, 0, 1], [1, 0, 0]]
+    assert [pair.discrete for pair in pairs] == [False, True, True, True]
     distances = Distances(lambda w: Played({"sent": w.inputs[:, 0]}), world, [secret])
-    distances.cycle(0)
-    found = distances.known(0, AddedNoise("gaussian", 1e-3))
+    distances.cycle(0, "own")
+    found = distances.known(0, AddedNoise("gaussian", 1e-3), "own")
     assert found.upper == pytest.approx(6.25 / 7.5)  # the number alone is sent
     assert found.guess == pytest.approx(2 / 3)  # of a cell, whichever
+
+
+def test_a_category_counts_as_the_mean_over_all_others_and_not_as_one_that_was_drawn() -> None:
+    """One category of three, of which one alternative sends the same and the other does not."""
+    job = TableColumn("job", "category", values=("baker", "nurse", "smith"))
+    schema = TableSchema((job,), "outcome", ("a", "b"))
+    world = World(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
+    for seed in range(4):
+        secret = Cells(world, 0, schema, torch.zeros(3, dtype=torch.float64))
+        distances = Distances(
+            lambda w: Played({"sent": w.inputs[:, 2]}), world, [secret], seed=seed
+        )
+        distances.cycle(0, "own")
+        found = distances.known(0, AddedNoise("gaussian", 1e-3), "own")
+        assert (found.lower, found.upper, found.guess) == (0.5, 0.5, 0.75)
+
+
+def test_a_row_of_many_categories_is_drawn_from_with_an_interval() -> None:
+    values = tuple(map(str, range(100)))
+    schema = TableSchema((TableColumn("town", "category", values=values),), "y", ("a", "b"))
+    world = World(torch.nn.functional.one_hot(torch.tensor([7]), 100).float(), torch.tensor([0]))
+    secret = Cells(world, 0, schema, torch.zeros(100, dtype=torch.float64))
+    assert not secret.exhaustive
+    drawn = {int(secret.draw(0, generator(n)).other.inputs.argmax()) for n in range(400)}
+    assert 7 not in drawn
+    assert len(drawn) > 90
+    distances = Distances(lambda w: Played({"sent": w.inputs[:, 0]}), world, [secret])
+    for _ in range(8):
+        distances.cycle(0, "own")
+    found = distances.known(0, AddedNoise("gaussian", 1.0), "own")
+    assert found.lower < found.upper
+
+
+# Worlds at random.
+
+
+def other_values(secret: Components | Entries | Cells | Tokens, world: World, seed: int) -> World:
+    return secret.shuffled(world, generator(seed))
+
+
+def test_a_photo_at_random_has_the_same_components_with_other_signs() -> None:
+    world, guess = photo()
+    secret = Components(world, 1, guess[1], pictures=True)
+    off, flips = coefficients((world.inputs - 0.5)[1:2])[0].flatten(), []
+    for seed in range(8):
+        base = other_values(secret, world, seed)
+        assert torch.equal(base.inputs[[0, 2]], world.inputs[[0, 2]])
+        there = coefficients((base.inputs - 0.5)[1:2])[0].flatten()
+        assert torch.allclose(there.abs(), off.abs(), atol=1e-9)
+        flips.append(float((there * off < 0).double().mean()))
+        for view in secret.views:
+            pair = secret.draw(seed % 4, generator(seed), base, view)
+            assert pair.one is base
+            mirrored = coefficients((pair.other.inputs - 0.5)[1:2])[0].flatten()
+            place = pair.name[1]
+            assert float(mirrored[place]) == pytest.approx(-float(there[place]))
+            assert float((mirrored - there).abs().sum()) == pytest.approx(
+                2 * abs(float(off[place]))
+            )
+    assert sum(flips) / len(flips) == pytest.approx(0.5, abs=0.05)
+
+
+def test_without_tone_the_means_of_the_colors_are_never_drawn() -> None:
+    world, guess = photo(1, 3, 4)
+    secret, n = Components(world, 0, guess[0], pictures=True), 2000
+    squares = coefficients(world.inputs - 0.5)[0].flatten(1).square()
+    squares[:, 0] = 0
+    drawn = torch.bincount(
+        torch.tensor(
+            [secret.draw(k % 4, generator(k), None, "toneless").name[1] for k in range(n)]
+        ),
+        minlength=48,
+    )
+    expected = squares.flatten() / squares.sum()
+    assert float((drawn / n - expected).abs().max()) < 4 * math.sqrt(0.25 / n)
+    assert not drawn.view(3, 16)[:, 0].any()
+
+
+def test_entries_cells_and_tokens_at_random_are_at_one_of_their_two_values() -> None:
+    rows = World(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([0, 1]))
+    entries = Entries(rows, 1, torch.tensor([1.0, 0.5, 0.0]))
+    schema = TableSchema(
+        (
+            TableColumn("age", "number"),
+            TableColumn("smokes", "category", values=("no", "yes")),
+        ),
+        "outcome",
+        ("a", "b"),
+    )
+    table = World(torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([0]))
+    cells = Cells(table, 0, schema, torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
+    words = World(torch.tensor([[3, 1, 4, 0]]), torch.tensor([[3, 1, 4, IGNORED]]))
+    tokens = Tokens(words, 0, torch.tensor([[7, 8, 9, 9]]), torch.arange(3))
+    for secret, world, entries_of_it in ((entries, rows, 2), (cells, table, 2), (tokens, words, 3)):
+        seen = {str(other_values(secret, world, seed).inputs.tolist()) for seed in range(64)}
+        assert len(seen) == 2**entries_of_it
+        for seed in range(16):
+            base = other_values(secret, world, seed)
+            pair = secret.draw(seed % secret.strata, generator(seed), base)
+            assert pair.one is base
+            assert str(pair.other.inputs.tolist()) in seen  # one further step, and no third value
+            assert pair.other.inputs.tolist() != base.inputs.tolist()
+    targets = {
+        str(base.targets.tolist()) + str(base.inputs.tolist())
+        for base in (other_values(tokens, words, seed) for seed in range(64))
+    }
+    assert len(targets) == 8  # labels change with their tokens
 
 
 # Text.
@@ -168,9 +280,9 @@ def test_tokens_of_a_text_are_told_from_their_likeliest_alternatives() -> None:
     tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
     read = unsum.ceiling(language_model(), tokens, noise=1e-6)
     hidden = unsum.ceiling(language_model(), tokens, noise=100.0)
-    assert (read.unit, read.pairs) == ("text", 10)
+    assert (read.unit, read.pairs) == ("text", 10 + 2 * 64)
     assert float(read.samples.min()) > 0.999
-    assert float(hidden.samples.max()) < 0.01
+    assert float(hidden.samples.max()) < 0.1
 
 
 def test_of_tokens_counts_what_is_named_and_not_a_squared_error() -> None:
@@ -178,10 +290,13 @@ def test_of_tokens_counts_what_is_named_and_not_a_squared_error() -> None:
     that it explains."""
     found = unsum.ceiling(language_model(), torch.tensor([[3, 1, 4]]), noise=0.3)
     assert found.samples.tolist() == pytest.approx([2 * float(found.guesses[0]) - 1])
-    clean = found.distances.found[0]  # type: ignore[union-attr]
+    assert found.distances is not None
+    clean = found.distances.found[0]
     expected = sum(2 * normal_cdf(math.sqrt(one.squared) / 0.6) - 1 for one in clean) / 3
-    assert found.samples.tolist() == pytest.approx([expected])
-    assert float(found.samples[0]) > sum(one.known(found.noise) for one in clean) / 3
+    around_itself = found.distances.known(0, found.noise, "own")
+    assert around_itself.upper == pytest.approx(expected)
+    assert expected > sum(one.known(found.noise) for one in clean) / 3
+    assert float(found.samples[0]) >= expected
 
 
 def test_a_long_text_is_drawn_from_evenly() -> None:

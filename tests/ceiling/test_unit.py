@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unsum.ceiling import Effort, Simulation, prove
-from unsum.ceiling.bound import Distances, limits_of
+from unsum.ceiling.bound import Distances
 from unsum.ceiling.client import SimulatedClient
 from unsum.ceiling.photos import coefficients, component
 from unsum.ceiling.secret import Components, moved
@@ -80,8 +80,8 @@ def limits(case: Case, sigma: float, secret: Components | None = None) -> tuple[
     secret = secret or case.simulation.secrets()[0]  # type: ignore[assignment]
     distances = Distances(SimulatedClient(case.model), case.simulation.world, [secret])  # type: ignore[list-item]
     while distances.pairs < 256:
-        distances.cycle(0)
-    found = limits_of(distances, AddedNoise("gaussian", sigma))[0]
+        distances.cycle(0, "own")
+    found = distances.known(0, AddedNoise("gaussian", sigma), "own")
     return found.lower, found.upper
 
 
@@ -97,7 +97,7 @@ def test_the_best_attacker_reaches_the_ceiling_in_the_unit_of_reports_and_does_n
     assert 0.1 < found < 0.99
     assert lower - 0.02 < found < upper + 0.02
     assert upper - lower < 0.25
-    audited = prove(case.simulation, [Noise(sigma)], effort=Effort(pairs=256))
+    audited = prove(case.simulation, [Noise(sigma)], effort=Effort(pairs=64))
     assert found < float(audited.samples[0]) + 0.02
 
 

@@ -13,6 +13,7 @@ from unsum import (
     ClipLayers,
     Float16,
     Laplace,
+    Noise,
     Prune,
     PruneGlobal,
     Quantize,
@@ -170,3 +171,24 @@ def test_order_matters_and_shows() -> None:
         "Laplace(0.1)", "ClipLayers(2)", "PruneGlobal(0.9)", "QSGD(4)", "Quantize(8)", "Float16()",
         "BFloat16()",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("defense", [Noise(0.3), Laplace(0.3)], ids=repr)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_noise_on_half_precision_does_not_show_which_entries_were_zero(
+    defense: Defense, kind: torch.dtype
+) -> None:
+    """Noise drawn in bfloat16 takes few values; an entry that was not zero lands between them."""
+    torch.manual_seed(0)
+
+    def sent(value: float, count: int) -> torch.Tensor:
+        gradients = {"w": torch.full((count,), value, dtype=kind)}
+        noisy = defense(Update(gradients)).gradients["w"]
+        assert noisy.dtype == kind
+        return noisy
+
+    reached = torch.unique(sent(0.0, 1_000_000))
+    # tails are rare; float16 has more values near 0 than so many draws reach
+    strange = (~torch.isin(sent(0.02, 20_000), reached)).float().mean()
+    usual = (~torch.isin(sent(0.0, 20_000), reached)).float().mean()
+    assert float(strange) == pytest.approx(float(usual), abs=0.01)

@@ -49,7 +49,11 @@ class Bounds:
 
     def __post_init__(self) -> None:
         effort = Effort(
-            against(self.level), most=MOST, told=self.progress.part, labels=not self.together
+            against(self.level),
+            most=MOST,
+            told=self.progress.part,
+            labels=not self.together,
+            every_label=not self.together,
         )
         if self.together:
             effort = replace(effort, together=True, decided=None, pairs=ROW_PAIRS, most=ROW_PAIRS)
@@ -101,8 +105,9 @@ class Bounds:
         # Where buffers or a client of one's own may pass by the clip, the mechanism proves nothing.
         plain = self.case.training is None and not self.case.buffers and self.client is None
         mechanism = worst_case(chain, len(self.case.inputs)) if plain else None
-        if mechanism is not None and mechanism.leakage < self.level:
-            return {"ceiling": mechanism.leakage, "ceiling_mean": mechanism.leakage}
+        cap = 1.0 if mechanism is None else mechanism.cap(self.case.discrete)
+        if cap < self.level:
+            return {"ceiling": cap, "ceiling_mean": cap}
         found = self(chain)
         if found is None:
             return {"ceiling": math.nan, "ceiling_mean": math.nan}
@@ -110,10 +115,12 @@ class Bounds:
         return {"ceiling": found.highest if every else math.nan, "ceiling_mean": found.mean}
 
 
-def proven_chain(norm: float, level: float = DEFAULT_LEVEL) -> list[Defense]:
+def proven_chain(
+    norm: float, level: float = DEFAULT_LEVEL, *, discrete: bool = False
+) -> list[Defense]:
     """A clip at about the update's own norm and noise that proves every ceiling to be below the
-    level, for any data."""
+    level, for any data; `discrete` where a part of a sample is right or wrong."""
     clip = float(f"{norm:.0e}")
-    noise = 2 * clip / distance_for(level)
+    noise = 2 * clip / distance_for(level, discrete)
     digits = 10 ** math.floor(math.log10(noise))
     return [Clip(clip), Noise(math.ceil(noise / digits) * digits)]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from unsum.audit.wording import percent
 from unsum.ceiling.bound import CONFIDENCE
-from unsum.ceiling.result import ASSUMED, Ceiling
+from unsum.ceiling.result import ASSUMED, Ceiling, hidden
 from unsum.ceiling.worst_case import DELTA
 from unsum.showing.level import DEFAULT_LEVEL
 
@@ -84,7 +84,7 @@ def _worst(found: Ceiling) -> str:
         return ""
     return (
         "For any data, the mechanism (clip, then noise) leaves at most "
-        f"{percent(found.worst.leakage)}: {found.worst.what}, at a distance of μ = "
+        f"{percent(found.cap)}: {found.worst.what}, at a distance of μ = "
         f"{found.worst.mu:.3g}. That is ε = {found.worst.epsilon(DELTA):.3g} at δ = {DELTA:g}; "
         "whoever guesses right once in ten without the update does so in at most "
         f"{percent(found.worst.success(0.1))} of cases with it."
@@ -192,12 +192,12 @@ def stands_at(point: Bounded) -> str:
 
 
 LUCK = (
-    "Labels named right are luck: nobody tells one from its likeliest alternative much better than "
-    "by a guess."
+    "Labels named right are luck: nobody tells one from any other that it was held against much "
+    "better than by a guess."
 )
 
 
 def hides_labels(bound: Ceiling) -> bool:
-    """Whether nobody tells any label from its likeliest alternative by the level better than a
-    guess."""
-    return bool((2 * bound.labels - 1 < DEFAULT_LEVEL).all())  # NaN is not
+    """Whether nobody tells any label from another one by the level better than a guess: neither
+    from its likeliest alternative nor from the others, which may lie further apart."""
+    return hidden(bound.labels) and bound.any_label is not None and hidden(bound.any_label)

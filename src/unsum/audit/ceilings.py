@@ -28,10 +28,12 @@ from unsum.head import find_head
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL
 from unsum.running.deadline import time_limit as limited_to
+from unsum.running.declared import check_seed
 from unsum.running.progress import SILENT, Progress
 
-# [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it
-LIMIT = 120.0
+# [s] for the pairs of worlds, unless said otherwise: a ResNet-18 at 224² is decided within it (404
+# gradients of 0.6 CPU seconds, on two cores)
+LIMIT = 180.0
 
 
 def ceiling(
@@ -86,10 +88,11 @@ def ceiling(
             or a tensor like one sample: entries are two of them further then. By default each
             sample's own distance from what an attacker would answer without the update, so that the
             result is in the unit of `audit.leakages`.
-        time_limit: seconds for the pairs of worlds (120 by default; `math.inf` for none).
+        time_limit: seconds for the pairs of worlds (180 by default; `math.inf` for none).
         level: draw until every sample is known to be below this level, or one of them not to be; at
             most 256 pairs each.
-        pairs: instead, so many pairs of worlds for every sample (64 by default).
+        pairs: instead, so many pairs of worlds for every sample (64 by default), around the
+            client's own world and as many around worlds at random.
         observer: who looks: `Observer("aggregate", clients=10)`, `Observer("outsider", clients=10,
             noise=0.1)`; the server by default, which sees this client's update.
         others: public samples that the other clients of a sum are taken to hold: "photos" for the
@@ -124,6 +127,7 @@ def ceiling(
     """
     start = time.perf_counter()
     check(pairs, level, noise, time_limit)
+    check_seed(seed)
     chain = [defenses] if callable(defenses) or isinstance(defenses, str) else list(defenses)
     if not all(callable(part) for part in chain):
         raise UnsumError(
@@ -200,12 +204,19 @@ def over_rounds(
         together = one.distances if together is None else together.joined(one.distances)
         seen = one.observer.sees(one.noise)
         rounds = len(found) + 1
-        cap = 1.0 if one.worst is None else one.worst.after(rounds).leakage
+        cap = 1.0 if one.worst is None else one.worst.after(rounds).cap(one.discrete)
         limits = [limit.capped(cap) for limit in limits_of(together, seen)]
         added = of_limits(limits, noise=one.noise, unit=one.unit, observer=one.observer)
         worst = None if one.worst is None else one.worst.after(rounds)
         found.append(
-            replace(added, distances=together, worst=worst, why=one.why, seconds=one.seconds)
+            replace(
+                added,
+                distances=together,
+                worst=worst,
+                why=one.why,
+                seconds=one.seconds,
+                discrete=one.discrete,
+            )
         )
     return found
 

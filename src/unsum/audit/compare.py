@@ -170,7 +170,7 @@ def compare(
         climbed, stopped = _climb(replace(bench, options=quick), audited=chain)
         tried += climbed
         if bounds is not None and climbed:
-            proof = proven_chain(bench.size())
+            proof = proven_chain(bench.size(), discrete=bounds.case.discrete)
             tried.append((proof, replace(bench, options=quick).defended(proof, None)))
     if bounds is not None:
         tried = [

@@ -4,11 +4,17 @@ trained on them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from unsum.gradients import in_eval_mode, main_output
 from unsum.models.language import IGNORED, TextTask, logits_of, task_of, vocabulary_of
+
+# [labels] besides the likeliest that a label is held against; of more classes, evenly spaced ones.
+# Chosen by: all classes of the default model
+MANY = 16
 
 
 def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
@@ -39,6 +45,24 @@ def other_labels(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tens
     if bool(((targets == 0) | (targets == 1)).all()):
         return [_flipped(row, scores) for row, scores in zip(targets, logits, strict=True)]
     return None
+
+
+def every_label(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[list[Tensor]] | None:
+    """For every sample its other labels besides the likeliest one: all of them, or many; of rows of
+    targets none. None where targets are no classes."""
+    likeliest = other_labels(model, inputs, targets)
+    if likeliest is None:
+        return None
+    with in_eval_mode(model), torch.no_grad():
+        classes = main_output(model(inputs)).shape[1]
+    if targets.ndim != 1 or classes == 1:
+        return [[] for _ in likeliest]
+    found = []
+    for own, first in zip(targets.tolist(), likeliest, strict=True):
+        others = [k for k in range(classes) if k not in (own, int(first))]
+        step = max(math.ceil(len(others) / MANY), 1)
+        found.append([torch.tensor(k).to(targets) for k in others[::step]])
+    return found
 
 
 def _exchanged(row: Tensor, scores: Tensor) -> Tensor:

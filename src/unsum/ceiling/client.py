@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from unsum.batch_statistics import BatchStatistics
 from unsum.ceiling.coin import Separation
 from unsum.client.capture import capture_trained
 from unsum.client.local import train_locally
@@ -86,11 +87,14 @@ class SimulatedClient:
             step = self._step(world)
             if self.training is not None:
                 how: dict[str, Any] = {"training_known": False}
-                return Played(train_locally(step, self.training, self.defenses, **how).gradients)
+                sent = train_locally(step, self.training, self.defenses, **how).gradients
+                return Played(sent, self._beside(step) if self.buffers else {})
             update = capture_trained(step, self.defenses, buffers=self.buffers)[0]
-        sent = {"mean": update.statistics.means, "variance": update.statistics.variances}
-        bare = {f"{kind} of {n}": v for kind, layers in sent.items() for n, v in layers.items()}
-        return Played(update.gradients, bare)
+        return Played(update.gradients, _buffers(update.statistics))
+
+    def _beside(self, step: ClientStep) -> Mapping[str, Tensor]:
+        """What the buffers say of the batch, after one step however it is declared."""
+        return _buffers(capture_trained(step, self.defenses, buffers=True)[0].statistics)
 
     def _step(self, world: World) -> ClientStep:
         if not callable(self.loss) or isinstance(self.loss, Loss):
@@ -103,6 +107,11 @@ class SimulatedClient:
                 )
         step = first_step(self.model, world.inputs, world.targets, self.train)
         return replace(step, gradient=_OwnGradient(self.loss))
+
+
+def _buffers(sent: BatchStatistics) -> dict[str, Tensor]:
+    kinds = {"mean": sent.means, "variance": sent.variances}
+    return {f"{kind} of {n}": v for kind, layers in kinds.items() for n, v in layers.items()}
 
 
 @dataclass(frozen=True)

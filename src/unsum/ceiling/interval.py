@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 # are near 0 or 1, and there n equal draws refute 1 − (α · share)^(1/n). Checked against exact
 # binomial coverage in tests/ceiling/test_interval.py.
 _BETS = np.array([0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999])
-_SHARES = np.array([0.03, 0.03, 0.05, 0.08, 0.1, 0.1, 0.11, 0.5])
+_SHARES = np.array([0.03, 0.03, 0.04, 0.06, 0.07, 0.08, 0.09, 0.6])
 _STEPS = 40  # halvings of the search for the limit: 1e-12
 
 
@@ -33,7 +33,7 @@ def upper_limit(draws: ArrayLike, confidence: float) -> float:
     """The least m such that a mean of m or more is refuted; 1 where none is.
 
     >>> round(upper_limit([0.0] * 64, 0.99), 2), upper_limit([1.0] * 9, 0.99)
-    (0.08, 1.0)
+    (0.07, 1.0)
     """
     x = np.asarray(draws, dtype=np.float64)
     if not len(x):
@@ -53,7 +53,7 @@ def lower_limit(draws: ArrayLike, confidence: float) -> float:
     """The same from below.
 
     >>> round(lower_limit([1.0] * 64, 0.99), 2), lower_limit([0.0] * 64, 0.99)
-    (0.92, 0.0)
+    (0.93, 0.0)
     """
     return 1 - upper_limit(1 - np.asarray(draws, dtype=np.float64), confidence)
 

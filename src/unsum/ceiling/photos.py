@@ -77,6 +77,15 @@ def coefficients(images: Tensor) -> Tensor:
     return torch.einsum("dc,bchw->bdhw", COLORS, waves) if images.shape[1] == 3 else waves
 
 
+def pictures_of(sizes: Tensor) -> Tensor:
+    """(B, C, H, W) whose `coefficients` these are."""
+    height, width = sizes.shape[2:]
+    down = torch.stack([_cosine(height, k) for k in range(height)])
+    across = torch.stack([_cosine(width, k) for k in range(width)])
+    waves = down.T @ sizes.double() @ across
+    return torch.einsum("dc,bdhw->bchw", COLORS, waves) if sizes.shape[1] == 3 else waves
+
+
 def _spread(spectrum: Spectrum, k: Tensor, share: int) -> Tensor:
     variance = spectrum.density / (k.square() + spectrum.corner**2) ** spectrum.fall
     variance[0, 0] = spectrum.still

@@ -12,14 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsum.ceiling.alternatives import changeable, likeliest_tokens, other_labels
+from unsum.ceiling.alternatives import (
+    changeable,
+    every_label,
+    likeliest_tokens,
+    other_labels,
+)
 from unsum.ceiling.bits import bits_sent, leakage_of_bits
-from unsum.ceiling.bound import Decided, Distances, as_tensor, limits_of, measure
+from unsum.ceiling.bound import Decided, Distances, as_tensor, cells_of, limits_of, measure
 from unsum.ceiling.client import Client, OwnClient, OwnLoss, SimulatedClient, TextClient, World
+from unsum.ceiling.coin import Separation
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.others import UPDATES, cloud_of
 from unsum.ceiling.photos import photo_spread
-from unsum.ceiling.result import BARE, BARE_SUM, UNNOISED, Ceiling, Unit, of_limits
+from unsum.ceiling.result import (
+    BARE,
+    BARE_SUM,
+    EVERY_STEP,
+    UNNOISED,
+    UNSEEN,
+    Ceiling,
+    Unit,
+    hidden,
+    of_limits,
+)
 from unsum.ceiling.secret import (
     AnyOf,
     Cells,
@@ -33,14 +49,15 @@ from unsum.ceiling.secret import (
 from unsum.ceiling.worst_case import WorstCase, worst_case
 from unsum.client.step import AnyDefense, InsideClient
 from unsum.data.table_schema import TableSchema
-from unsum.defend.added import AddedNoise, split_at_noise
+from unsum.defend.added import AddedNoise, ends_in_a_function, split_at_noise
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
 from unsum.score.reference import diverse_samples, guess, public_picture
 
-PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 8 or 9 %
+PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 7 to 9 %
 MOST = 256  # [pairs of worlds a sample] at most: equal draws then prove 2 or 3 %
+_LOOKS = 4  # [worlds] at random that a client without noise is held against
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of
 
 
@@ -95,6 +112,13 @@ class Simulation:
             return "row"
         return "picture" if self._photos else "sample"
 
+    @property
+    def discrete(self) -> bool:
+        """Whether a part of a sample is right or wrong: a token, a category."""
+        if self.schema is None:
+            return self.text
+        return any(column.kind != "number" for column in self.schema.columns)
+
     def client(self, played: Sequence[AnyDefense]) -> Client:
         """With the defenses up to the noise."""
         if self.text:
@@ -133,8 +157,19 @@ class Simulation:
         return (
             None
             if others is None
-            else [Label(self.world, i, other) for i, other in enumerate(others)]
+            else [Label(self.world, i, [other]) for i, other in enumerate(others)]
         )
+
+    def labels_of_any_kind(self) -> list[Secret] | None:
+        """One for every sample, against all other labels, or many of them."""
+        every = (
+            None
+            if self.text and self.targets.ndim != 1
+            else every_label(self.model, self.inputs, self.targets)
+        )
+        if every is None:
+            return None
+        return [Label(self.world, i, others) for i, others in enumerate(every)]
 
     @property
     def deviations(self) -> Tensor:
@@ -187,11 +222,12 @@ class Effort:
     ends those of all samples, once one sample's limits say enough."""
 
     decided: Decided | None = None
-    settled: Decided = lambda _limits: False
+    settled: Decided | None = None
     pairs: int = PAIRS
     most: int = MOST
     together: bool = False  # bound the mean over the samples instead of every sample
     labels: bool = True
+    every_label: bool = False  # also against all others, where the likeliest hides every label
     presence: bool = False
     told: Callable[[int, int], None] = lambda _done, _total: None
 
@@ -231,36 +267,74 @@ class Prover:
         played, noise = split_at_noise(defenses, size)
         seen, training = observer.sees(noise), case.training
         visits = training.epochs if training is not None and training.several_steps else 0
+        if ends_in_a_function(defenses, size):
+            return _by_mechanism(case, None, observer, None, UNSEEN)
         worst = worst_case(defenses, size, visits, observer)
         if case.buffers or self.client is not None:
             worst = None  # parts of what is sent may pass by the clip
+        cap = 1.0 if worst is None else worst.cap(case.discrete)
         if visits and noise is not None and noise.every_step:
-            return _by_mechanism(case, noise, observer, worst)
+            return _by_mechanism(case, noise, observer, worst, EVERY_STEP)
         measured = self._distances(played, by_size=seen is not None and seen.kind == "laplace")
         found, bare = measured.samples, _bare(measured.samples, seen)
         # First, because they are few: a pair for each sample, where its components take tens.
-        guesses: dict[str, Any] = {name: _guesses(d, seen) for name, d in measured.others.items()}
+        guesses: dict[str, Any] = {
+            name: _guesses(measured.others[name], seen)
+            for name in ("labels", "present")
+            if name in measured.others
+        }
         if "present" in guesses and split_at_noise(defenses, size - 1)[1] != noise:
             guesses["present"] = torch.ones_like(
                 guesses["present"]
             )  # how loud it is shows who is there
+        if self.effort.every_label and "labels" in guesses and hidden(guesses["labels"]):
+            guesses["any_label"] = self._any_label(measured, seen, guesses["labels"])
         if not bare:
             effort, decided = self.effort, self.effort.decided
-            ends = None if decided is None else _with_cap(decided, worst)
+            ends = None if decided is None else _with_cap(decided, cap)
             most = effort.pairs if decided is None else effort.most
             order = _most_exposed_first(measured)
             how: dict[str, Any] = {"settled": effort.settled, "order": order, "told": effort.told}
             measure(found, ends, seen, most=most, **how)
-        limits = [
-            one.capped(1.0 if worst is None else worst.leakage) for one in limits_of(found, seen)
-        ]
+        guess = 1.0 if worst is None else worst.guess
+        limits = [one.capped(cap, guess) for one in limits_of(found, seen)]
         result = of_limits(limits, noise=noise, unit=case.unit, observer=observer)
+        cells = None if bare else cells_of(found, seen)
+        guesses |= {} if cells is None else {"cells": cells}
+        # A clip and noise bound a guess of one sample's label or cell, but not of who took part.
+        guesses = {
+            name: value if name == "present" else value.clamp_max(guess)
+            for name, value in guesses.items()
+        }
         estimate = "" if found.cloud is None else self._estimate()
-        result = replace(result, distances=found, worst=worst, estimate=estimate)
+        result = replace(
+            result, distances=found, worst=worst, estimate=estimate, discrete=case.discrete
+        )
         if bare:
             bits = _by_bits(case, found.client, defenses)
             result = replace(result, why=bare, lower=result.samples, by_bits=bits)
         return replace(result, **guesses, seconds=time.perf_counter() - start)
+
+    def _any_label(
+        self, measured: _Measured, noise: AddedNoise | None, likeliest: Tensor
+    ) -> Tensor:
+        """The largest chance to tell each label from any of the others, or of many of them."""
+        secrets = self.case.labels_of_any_kind() or []
+        if not any(secret.strata for secret in secrets):
+            return likeliest  # there is no other one
+        if "any label" not in measured.others:
+            measured.others["any label"] = measured.samples.of_others(secrets)
+        distances = measured.others["any label"]
+        measure(distances, None, noise, most=1)
+        rows = zip(distances.secrets, distances.found, likeliest.tolist(), strict=True)
+        return as_tensor(
+            [
+                max([first, *(one.guess(noise) for one in row)])
+                if len(row) == secret.strata
+                else 1.0
+                for secret, row, first in rows
+            ]
+        )
 
     def _clouded(self, by_size: bool) -> bool:
         """Whether other clients' sum is unknown; beside Laplace noise they are granted."""
@@ -333,9 +407,8 @@ class _Measured:
     others: dict[str, Distances]
 
 
-def _with_cap(decided: Decided, worst: WorstCase | None) -> Decided:
+def _with_cap(decided: Decided, cap: float) -> Decided:
     """What ends the draws of a sample; what the mechanism proves needs no pair of worlds."""
-    cap = 1.0 if worst is None else worst.leakage
     return lambda limits: decided(limits.capped(cap))
 
 
@@ -351,11 +424,19 @@ def _most_exposed_first(measured: _Measured) -> list[int]:
 
 
 def _bare(distances: Distances, noise: AddedNoise | None) -> str:
-    """Why nothing is to be measured: no noise, and worlds that send other bits; or empty."""
-    first = distances.first(0)
-    if noise is not None:
-        return UNNOISED if first.bare else ""
-    return "" if first.same else BARE if distances.cloud is None else BARE_SUM
+    """Why nothing is to be measured: no noise, and worlds that send other bits; or empty.
+
+    Without noise a client that sends the same bits in the first pair is also held against worlds
+    whose coins are all drawn: it may be blind to each single step and not to all of them together.
+    """
+
+    def differs(one: Separation) -> bool:
+        return one.bare if noise is not None else not one.same
+
+    looks = range(1 if noise is not None else _LOOKS)
+    if differs(distances.first(0)) or any(differs(distances.from_random(n)) for n in looks):
+        return UNNOISED if noise is not None else BARE if distances.cloud is None else BARE_SUM
+    return ""
 
 
 def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
@@ -365,11 +446,15 @@ def _guesses(distances: Distances, noise: AddedNoise | None) -> Tensor:
 
 
 def _by_mechanism(
-    case: Simulation, noise: AddedNoise, observer: Observer, worst: WorstCase | None
+    case: Simulation,
+    noise: AddedNoise | None,
+    observer: Observer,
+    worst: WorstCase | None,
+    why: str,
 ) -> Ceiling:
-    """The mechanism's own bound: the noise of one step changes the weights of the next."""
+    """The mechanism's own bound, or none: without pairs of worlds."""
     size = len(case.inputs)
-    value, guess = (1.0, 1.0) if worst is None else (worst.leakage, worst.guess)
+    value, guess = (1.0, 1.0) if worst is None else (worst.cap(case.discrete), worst.guess)
     same = as_tensor([value] * size)
     return Ceiling(
         samples=same,
@@ -381,7 +466,8 @@ def _by_mechanism(
         unit=case.unit,
         observer=observer,
         worst=worst,
-        why="Noise is added in every local step; this is the mechanism's bound over all steps.",
+        discrete=case.discrete,
+        why=why,
     )
 
 

@@ -20,13 +20,19 @@ Unit = Literal["picture", "row", "text", "sample"]
 Decision = Literal["below", "above", "open"]
 
 ASSUMED = (
-    "The ceiling assumes that the noise is as declared and independent; the attacker may know "
-    "everything else, and leakage is what the update adds to that."
+    "The ceiling assumes that the noise is as declared and independent, and that each component of "
+    "a sample (a cell, a token) has one of two values whatever the others have; the attacker may "
+    "know everything else, and leakage is what the update adds to that."
 )
 BARE = "No noise is added to the update, so that nothing random hides the samples."
 BARE_SUM = (
     "No client adds noise, and updates of public data cannot show what the sum of other clients' "
     "updates hides by itself."
+)
+EVERY_STEP = "Noise is added in every local step; this is the mechanism's bound over all steps."
+UNSEEN = (
+    "A function of your own follows the noise, and nobody can see what it knows of the samples; "
+    "make it a Defense that does not see the batch, or put it before the noise."
 )
 UNNOISED = (
     "A part of what is sent carries no noise (BatchNorm's statistics), "
@@ -42,8 +48,12 @@ class Ceiling:
     what an attacker guesses without the update. `labels` (B,) is the largest chance to tell a label
     from its likeliest alternative, NaN where targets are no classes. `guesses` (B,) is the largest
     chance to name one of two values of a random component, cell or token. `present` (B,) is the
-    largest chance to tell whether the sample took part, where that was asked for. All limits of
-    `samples` together hold with a confidence of 99 %; they rest on `pairs` pairs of worlds.
+    largest chance to tell whether the sample took part, where that was asked for. `cells`
+    (B, columns) is of tables the largest chance to guess a cell right, of its value and any other
+    one, all other cells known; NaN where a row has too many categories to go through. `any_label`
+    (B,) is the largest chance to tell a label from any of the others (of many classes some), where
+    an audit looked. All limits of `samples` together hold with a confidence of 99 %; they rest on
+    `pairs` pairs of worlds.
 
     `lower` (B,) are lower limits of the same ceilings: where they reach a level, more pairs would
     not prove that the sample stays below it. Where `estimate` says so, nothing of this is proven.
@@ -66,6 +76,9 @@ class Ceiling:
     unit: Unit
     observer: Observer = field(default_factory=Observer)
     present: Tensor | None = None
+    cells: Tensor | None = None
+    any_label: Tensor | None = None
+    discrete: bool = False  # whether a part of a sample is right or wrong
     worst: WorstCase | None = None  # of the mechanism, for all data
     by_bits: float = (
         math.nan
@@ -86,14 +99,19 @@ class Ceiling:
     @property
     def by_mechanism(self) -> bool:
         """Whether the mechanism alone proves every limit, for any data."""
-        return self.worst is not None and self.highest >= self.worst.leakage
+        return self.worst is not None and self.highest >= self.cap
+
+    @property
+    def cap(self) -> float:
+        """The mechanism's own bound, in the unit of these samples; 1 where there is none."""
+        return 1.0 if self.worst is None else self.worst.cap(self.discrete)
 
     def decided(self, level: float = DEFAULT_LEVEL) -> Decision:
         """`below`: every sample's ceiling is proven to be below the level. `above`: one sample's is
         not. An estimate decides nothing; what the mechanism proves does.
         """
         if self.estimate:
-            return "below" if self.worst is not None and self.worst.leakage < level else "open"
+            return "below" if self.cap < level else "open"
         if bool((self.samples < level).all()):
             return "below"
         return "above" if bool((self.lower >= level).any()) else "open"
@@ -105,7 +123,7 @@ class Ceiling:
         observer = observer or self.observer
         limits = limits_of(self.distances, observer.sees(noise))
         changed = of_limits(limits, noise=noise, unit=self.unit, observer=observer)
-        return replace(changed, distances=self.distances)
+        return replace(changed, distances=self.distances, discrete=self.discrete)
 
     def after(self, rounds: int) -> Tensor:
         """(B,) limits for a client that sends as many such updates of the same data, each with its
@@ -113,7 +131,7 @@ class Ceiling:
 
         Every round is taken to be like this one; `unsum.audit.ceilings.over_rounds` measures each.
         """
-        cap = 1.0 if self.worst is None else self.worst.after(rounds).leakage
+        cap = 1.0 if self.worst is None else self.worst.after(rounds).cap(self.discrete)
         if self.distances is None:
             return torch.full_like(self.samples, cap)
         seen = self.observer.sees(self.noise)
@@ -143,6 +161,8 @@ class Ceiling:
             "labels": self.labels.tolist(),
             "guesses": self.guesses.tolist(),
             "present": None if self.present is None else self.present.tolist(),
+            "cells": None if self.cells is None else self.cells.tolist(),
+            "any_label": None if self.any_label is None else self.any_label.tolist(),
             "unit": self.unit,
             "pairs": self.pairs,
             "confidence": CONFIDENCE,
@@ -150,13 +170,18 @@ class Ceiling:
             "observer": vars(self.observer),
             "worst_case": None
             if worst is None
-            else {"mu": worst.mu, "leakage": worst.leakage, "guess": worst.guess},
+            else {"mu": worst.mu, "leakage": self.cap, "guess": worst.guess},
             "by_bits": self.by_bits,
             "why": self.why or None,
             "estimate": self.estimate or None,
             "assumed": ASSUMED,
             "seconds": self.seconds,
         }
+
+
+def hidden(chances: Tensor) -> bool:
+    """Whether nobody tells any of two values by the level better than a guess."""
+    return bool((2 * chances - 1 < DEFAULT_LEVEL).all())  # NaN is not
 
 
 def of_limits(

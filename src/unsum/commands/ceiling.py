@@ -49,7 +49,7 @@ def command(
     pairs: Annotated[
         int | None,
         Option(
-            help="Pairs of worlds for every sample.",
+            help="Pairs of worlds for every sample, of either kind.",
             show_default="until it is decided, at most 256",
         ),
     ] = None,
@@ -105,7 +105,7 @@ def command(
     time_limit: Annotated[
         float | None,
         Option(
-            help="Seconds for the pairs of worlds; 0 takes as long as it takes.", show_default="120"
+            help="Seconds for the pairs of worlds; 0 takes as long as it takes.", show_default="180"
         ),
     ] = None,
     as_json: options.JsonOption = False,
@@ -258,9 +258,11 @@ def _show(found: Ceiling, level: float, proven: bool, curve: dict[int, float]) -
     table = Table(title="What nobody can exceed", title_justify="left")
     table.add_column(found.unit)
     named = {"ceiling": found.samples, "at least": found.lower, "label told apart": found.labels}
-    named |= {"one of two told": found.guesses} | (
-        {} if found.present is None else {"presence told": found.present}
-    )
+    named |= {"one of two told": found.guesses}
+    if found.cells is not None:
+        named["likeliest cell told"] = found.cells.max(1).values
+    if found.present is not None:
+        named["presence told"] = found.present
     for name in named:
         table.add_column(name, justify="right")
     for i in range(len(found.samples)):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from unsum.client.step import ClientStep, Gradients, Stage, in_mode, loss_rows, mean_loss
 from unsum.defend.added import AddedNoise
 from unsum.defend.defense import DEFENSES, Axis, ClientDefense, Defense, require
+from unsum.defend.noise import at_least_float32
 from unsum.errors import UnsumError, check_name, optional
 from unsum.gradients import main_output
 
@@ -71,6 +72,8 @@ class DPSGD(ClientDefense):
         with in_mode(step.model, step.train):
             _refuse_batch_norm(step.model)
             samples = per_sample_gradients(step)
+        kinds = {name: g.dtype for name, g in samples.items()}
+        samples = {name: at_least_float32(g) for name, g in samples.items()}  # noise is added
         parameters = {name: nn.Parameter(torch.zeros_like(g[0])) for name, g in samples.items()}
         for name, parameter in parameters.items():
             parameter.grad_sample = samples[name]  # type: ignore[attr-defined]
@@ -81,7 +84,8 @@ class DPSGD(ClientDefense):
             expected_batch_size=len(step.images),
         )
         optimizer.pre_step()  # clip, sum, noise, mean: everything but moving the weights
-        return {name: p.grad.detach() for name, p in parameters.items() if p.grad is not None}
+        found = {name: p.grad.detach() for name, p in parameters.items() if p.grad is not None}
+        return {name: g.to(kinds[name]) for name, g in found.items()}
 
     def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:
         """The mean of clipped gradients; its noise is σ c / B, in every step anew."""

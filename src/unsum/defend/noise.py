@@ -1,4 +1,9 @@
-"""Noise on every entry of the update: Gaussian, or as the Laplace mechanism adds it."""
+"""Noise on every entry of the update: Gaussian, or as the Laplace mechanism adds it.
+
+It is drawn and added in float32 at least, and the sum is rounded to the precision of the update.
+Rounding after the noise only processes what was noisy already, and gives nothing away. Noise that
+is itself drawn in half precision takes so few values that sums show which entry was zero before.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,8 @@ class Noise(TensorDefense):
         )
 
     def changed(self, gradient: Tensor) -> Tensor:
-        return gradient + self.strength * torch.randn_like(gradient)
+        precise = at_least_float32(gradient)
+        return (precise + self.strength * torch.randn_like(precise)).to(gradient.dtype)
 
     def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002
         return (), AddedNoise("gaussian", self.strength) if self.strength else None
@@ -61,11 +67,20 @@ class Laplace(TensorDefense):
         )
 
     def changed(self, gradient: Tensor) -> Tensor:
+        precise = at_least_float32(gradient)
         one, other = (
-            torch.empty_like(gradient).exponential_(),
-            torch.empty_like(gradient).exponential_(),
+            torch.empty_like(precise).exponential_(),
+            torch.empty_like(precise).exponential_(),
         )
-        return gradient + self.strength * (one - other)
+        return (precise + self.strength * (one - other)).to(gradient.dtype)
 
     def noise_free(self, samples: int) -> tuple[tuple[Defense, ...], AddedNoise | None]:  # noqa: ARG002
         return (), AddedNoise("laplace", self.strength) if self.strength else None
+
+
+def at_least_float32(gradient: Tensor) -> Tensor:
+    """The same numbers where noise can be added to them."""
+    return gradient.float() if gradient.element_size() < _FLOAT32 else gradient
+
+
+_FLOAT32 = 4  # [bytes] of an entry

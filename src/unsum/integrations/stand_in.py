@@ -154,7 +154,7 @@ class OverRounds:
             raise UnsumError(UNNOISED)
         one = self._client.play(self._model)
         worst = None if one.worst is None else one.worst.after(self._rounds)
-        cap = 1.0 if worst is None else worst.leakage
+        cap = 1.0 if worst is None else worst.cap(one.discrete)
         if one.distances is None:  # noise in every local step: the mechanism's own bound
             return replace(one, samples=torch.full_like(one.samples, cap), worst=worst)
         self._together = (

@@ -65,7 +65,7 @@ class Network:
         start, case = time.process_time(), self.case
         client = SimulatedClient(case.model, case.train, training, case.loss)
         distances = Distances(client, case.world, [case.secrets()[0]])
-        while distances.pairs < self.pairs:
+        while distances.count(0, "own") < self.pairs:  # and as many around worlds at random
             distances.cycle(0)
         return {"network": self.name, "training": name,
         "pairs": distances.pairs} | self.over(distances) | {
@@ -75,12 +75,8 @@ class Network:
     def over(self, distances: Distances) -> Row:
         """Mean and upper limit over the noises, and the noise from which less than the level is
         proven."""
-        found = distances.found[0]
         limits = [limits_of(distances, AddedNoise("gaussian", sigma))[0].upper for sigma in SIGMAS]
-        means = [
-            float(np.mean([one.share(AddedNoise("gaussian", sigma)) for one in found]))
-            for sigma in SIGMAS
-        ]
+        means = [distances.means(0, AddedNoise("gaussian", sigma)) for sigma in SIGMAS]
         return {"mean": means, "limit": limits, "proven": proven(distances)}
 
     def _label(self, distances: Distances) -> list[float]:
@@ -219,7 +215,8 @@ def of_text(_options: argparse.Namespace) -> list[Row]:
     tokens = torch.randint(1000, (4, 16))
     case = Simulation(model, tokens, tokens, train=False, text=True)
     distances = Distances(TextClient(model, train=False), case.world, [case.secrets()[0]])
-    distances.cycle(0)
+    for _ in range(16):
+        distances.cycle(0)
     guesses = [limits_of(distances, AddedNoise("gaussian", sigma))[0].guess for sigma in SIGMAS]
     rows = Network("GPT, 2 blocks of 64, 4 × 16 tokens", case, 16).over(distances)
     return [
@@ -282,9 +279,9 @@ def of_published(options: argparse.Namespace) -> list[Row]:
         client, secret = SimulatedClient(model), case.secrets()[0]
         whole = Distances(client, case.world, [secret])
         small = Distances(client, case.world, [_smaller(secret)])
-        while whole.pairs < 64:
-            whole.cycle(0)
-            small.cycle(0)
+        while whole.count(0, "own") < 64:  # around the photo itself, where the derivative is
+            whole.cycle(0, "own")
+            small.cycle(0, "own")
         norm = math.sqrt(sum(float(g.square().sum()) for g in client(case.world).noisy.values()))
         for sigma in SIGMAS:
             noise = AddedNoise("gaussian", sigma)
