@@ -4,6 +4,7 @@
     # with further public photos
     python -m unsum_bench.scripts.noise --photos FILE.npz --json more.json
     python -m unsum_bench.scripts.noise --table noise.json  # the table of docs/results/noise.md
+    python -m unsum_bench.scripts.noise text  # what noise leaves of a text: see `noisy_text`
 
 The noise is Gaussian on every entry of the head's gradient, which holds what `adaptive` reads.
 Photos are the embedded ones: the client's are the default batch, and the attacker knows others
@@ -18,6 +19,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from unsum.head import collect_features, find_head
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.running.sharing import sharing_models
 from unsum.score.reference import public_inputs
+from unsum_bench.scripts import noisy_text
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 COLUMNS = {
@@ -131,6 +134,9 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["text"]:
+        noisy_text.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

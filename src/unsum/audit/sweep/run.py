@@ -203,9 +203,9 @@ def sweep(
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(64, 20)
         >>> data = torch.randn(3, 64), torch.tensor([4, 4, 1])
-        >>> result = unsum.sweep(model, data, over="noise=1e-6,3", utility=False)
+        >>> result = unsum.sweep(model, data, over="noise=1e-6,10", utility=False)
         >>> [round(point.worst, 1) for point in result.curves[0].points]
-        [1.0, 0.1]
+        [1.0, 0.0]
     """
     start = time.perf_counter()
     if not 0 < keep_under <= 1:

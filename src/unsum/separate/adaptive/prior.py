@@ -179,7 +179,7 @@ def _learn(
 
 
 @dataclass(frozen=True)
-class _Mixed:
+class _Mixture:
     """Mean and variance (n,) under a mixture, and the log evidence that it was learned to; None
     where estimates far out are left out of that."""
 
@@ -189,7 +189,7 @@ class _Mixed:
 
 def _mixed(
     x: Tensor, deviation: float, known: Tensor, shift: Tensor, *, signed: bool, columns: int
-) -> _Mixed:
+) -> _Mixture:
     """Posterior of what the estimates x (n,) are more than `shift`, whose distribution is learned
     from them and from `known` (k, n)."""
     non_negative, noise = not signed, deviation**2
@@ -200,7 +200,7 @@ def _mixed(
     # public ones then, and zero where there are none.
     louder, excess = _louder(x - shift, deviation, columns), float(scaled.square().mean()) - 1
     if not bool((scaled.abs() <= _REACH).any()):
-        return _Mixed((x.clone(), torch.full_like(x, noise)), None)
+        return _Mixture((x.clone(), torch.full_like(x, noise)), None)
     low, high = max(float(scaled.min()), -_REACH), min(float(scaled.max()), _REACH)
     near = (
         known[:: max(1, len(known) // _SEEN)]
@@ -243,7 +243,7 @@ def _mixed(
     found = found * deviation + shift
     spread = torch.where(resolved, variance[bins], torch.ones_like(x)) * noise
     evidence = float(counts @ (likelihood @ weight).clamp_min(1e-300).log())
-    return _Mixed(
+    return _Mixture(
         (found.clamp_min(0) if non_negative else found, spread),
         evidence if bool(inside.all()) else None,
     )

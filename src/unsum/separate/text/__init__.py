@@ -4,6 +4,8 @@
   lie;
 - `walk`: prefixes, one token longer at every step; `counts`: how often each occurs and what follows
   it, from the head;
+- `blurred`: the search under noise and in bfloat16: `graded` weighs what a layer read, `beam` keeps
+  likely prefixes, `chosen` tells by the gradient which sequences there are;
 - `sentences`: the sequences, with last labels that tied embeddings hide; `method`: the separator
   itself;
 - `replay`: the gradient of what was found, computed anew; `judge`: whether it tells every token,

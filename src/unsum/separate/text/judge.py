@@ -27,6 +27,7 @@ from unsum.certify.question import name_some
 from unsum.head import find_head
 from unsum.knowledge import Knowledge
 from unsum.models.language import TextTask, targets, task_of, vocabulary_of
+from unsum.running.deadline import out_of_time
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.network import device_of, read_by
 from unsum.separate.text.recovered import Text, head_reads
@@ -172,8 +173,10 @@ def tokens_told(model: nn.Module, played: PlayedText, text: Text, admitted: Admi
                 others = admitted.at(place) % V
             others = (others[:, None] + segments).flatten().unique()
             others = others[others != tokens[place]]
-            told[place] = len(others) <= _MOST and _others_show(
-                model, played, text, row, place, others
+            told[place] = (
+                len(others) <= _MOST
+                and not out_of_time("whether other tokens would show")
+                and _others_show(model, played, text, row, place, others)
             )
         answers.append(told.all())
     return torch.stack(answers)

@@ -25,6 +25,7 @@ from unsum.models.language import (
     is_tied,
     longest_text,
     looks_ahead,
+    targets,
     task_of,
     vocabulary_of,
 )
@@ -33,11 +34,12 @@ from unsum.notes import Code, code_of, without
 from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
+from unsum.separate.text.blurred import ENOUGH, blur_of, read_blurred
 from unsum.separate.text.judge import doubt_hidden, doubt_repeated, judge, tokens_told
 from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
 from unsum.separate.text.recovered import Text, labeled
-from unsum.separate.text.replay import embedding, name_of, play
+from unsum.separate.text.replay import PlayedText, embedding, name_of, play
 from unsum.separate.text.walk import Guide, choose_guide, walk
 from unsum.separate.text.whole import search_whole
 from unsum.update import Update
@@ -49,6 +51,10 @@ _UNFITTING = (
 )
 
 
+_WEIGHED = (
+    "Noise or rounding blurs the layers' spans: prefixes were weighed by what all layers say, and "
+    "sequences chosen by the gradient they send."
+)
 _UNLABELED = "The head's gradient assigns no label to any of the prefixes that fit it."
 
 
@@ -120,27 +126,47 @@ def _read(
     # well.
     longest = (longest_text(model) or _LONGEST) - (task_of(model) is TextTask.NEXT)
     admitted = Admitted(model, guide.first, _candidates(model, update, segments), longest)
-    found, notes = _labeled(head, model, guide, admitted, layers)
-    if found is None or found.text is None:
-        return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
-    searched = [guide.first, guide.deep, *found.used]
-    notes = [f"Prefixes were admitted by {guide.deep.name!r}.", *notes, *found.notes]
-    ends = [embedding(model).weight, find_head(model)[1].weight]
-    names = set().union(*(layer.tensors() for layer in searched)) | {
-        name_of(model, weight) for weight in ends
-    }
-    return _leak(head, knowledge, model, update, found.text, admitted, names, notes)
+    weighed = task_of(model) is TextTask.NEXT and not looks_ahead(model)
+    blur = blur_of(model, update) if weighed else None
+    found, notes = _labeled(head, model, guide, admitted, layers, firm=blur is not None)
+    answer = None
+    if found is not None and found.text is not None:
+        searched = [guide.first, guide.deep, *found.used]
+        said = [f"Prefixes were admitted by {guide.deep.name!r}.", *notes, *found.notes]
+        ends = [embedding(model).weight, find_head(model)[1].weight]
+        names = set().union(*(layer.tensors() for layer in searched)) | {
+            name_of(model, weight) for weight in ends
+        }
+        answer = _leak(head, knowledge, model, update, found.text, admitted, names, said)
+        if blur is None or answer.exact or answer.residual <= ENOUGH * blur.share:
+            return answer
+    text = None if blur is None else read_blurred(model, update, knowledge, blur, longest)
+    if text is not None:
+        # every tensor took part in the choice, so none is left to confirm it
+        everything = set(update.gradients)
+        other = _leak(head, knowledge, model, update, text, admitted, everything, [_WEIGHED])
+        if answer is None or other.residual < answer.residual:
+            return other
+    if answer is not None:
+        return answer
+    return _nothing(head, *(found.notes if found else notes or [_UNFITTING]))
 
 
 def _labeled(
-    head: Head, model: nn.Module, guide: Guide, admitted: Admitted, layers: list[Layer]
+    head: Head,
+    model: nn.Module,
+    guide: Guide,
+    admitted: Admitted,
+    layers: list[Layer],
+    *,
+    firm: bool,
 ) -> tuple[LabelsFound | None, list[str]]:
     """The text with its labels, None where none fits, and notes."""
     task, last = task_of(model), layers[-1]
     linear = find_head(model)[1]
     last = layers[-2] if last.module is linear and len(layers) > 1 else last
     if not looks_ahead(model):
-        found = walk(model, guide, admitted)
+        found = walk(model, guide, admitted, firm=firm)
         if not found.prefixes:
             return None, found.notes
         if task is TextTask.NEXT:
@@ -188,9 +214,7 @@ def _leak(
     if not recovered.tokens:
         return _nothing(head, _UNLABELED, *notes)
     features, labels = labeled(model, recovered)
-    Y = torch.nn.functional.one_hot(labels, head.classes).double()
-    L = head.logits(features.double())
-    L = L if head.b is None else L + head.b.double()
+    Y, L = _targets(head, features, labels)
     played = play(model, update, recovered, features, labels)
     if played is None:
         claim = nothing(
@@ -198,7 +222,16 @@ def _leak(
             "missing."
         )
     else:
-        told = tokens_told(model, played, recovered, admitted)
+        recovered, played, features, labels = _at_most(
+            model, update, knowledge, recovered, played, features, labels
+        )
+        Y, L = _targets(head, features, labels)
+        # a replay that misses is no evidence, whichever of its tokens the gradient tells
+        told = (
+            tokens_told(model, played, recovered, admitted)
+            if played.replay.explains
+            else torch.ones(len(recovered.tokens), dtype=torch.bool, device=L.device)
+        )
         besides = [note for note in notes if code_of(note) is Code.DOUBTED_TEXT]
         besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
         notes = without(notes, Code.DOUBTED_TEXT)
@@ -220,6 +253,45 @@ def _leak(
         tokens=recovered.shown(task_of(model)),
         notes=[*claim.notes, *notes],
     )
+
+
+def _targets(head: Head, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    L = head.logits(features.double())
+    Y = torch.nn.functional.one_hot(labels, head.classes).double()
+    return Y, L if head.b is None else L + head.b.double()
+
+
+def _at_most(
+    model: nn.Module,
+    update: Update,
+    knowledge: Knowledge,
+    text: Text,
+    played: PlayedText,
+    features: Tensor,
+    labels: Tensor,
+) -> tuple[Text, PlayedText, Tensor, Tensor]:
+    """The text with no more sequences and positions than were declared: those go first that send
+    least of the gradient."""
+    sends = played.replay.parts
+    positions = [
+        int((targets(task_of(model), torch.tensor([row])) >= 0).sum()) for row in text.labels
+    ]
+    assert sends is not None
+    kept = sends.norm(dim=1).argsort(descending=True).tolist()
+    most, sequences = knowledge.known_batch_size, update.num_examples
+    while len(kept) > 1 and (
+        (most is not None and sum(positions[row] for row in kept) > most)
+        or (sequences is not None and len(kept) > sequences)
+    ):
+        kept.pop()
+    if len(kept) == len(text.tokens):
+        return text, played, features, labels
+    kept.sort()
+    fewer = Text([text.tokens[i] for i in kept], [text.labels[i] for i in kept], text.open)
+    features, labels = labeled(model, fewer)
+    again = play(model, update, fewer, features, labels)
+    assert again is not None
+    return fewer, again, features, labels
 
 
 def _nothing(head: Head, *reasons: str) -> Leak:

@@ -128,25 +128,29 @@ def _first(model: nn.Module, layers: list[Layer]) -> Layer:
     return max(told, key=lambda layer: (layer.span.rank, layer.span.room), default=layers[0])
 
 
-def walk(model: nn.Module, guide: Guide, admitted: Admitted) -> Walk:
-    """Every prefix of admitted tokens that the deep layer admits as well."""
+def walk(model: nn.Module, guide: Guide, admitted: Admitted, *, firm: bool = False) -> Walk:
+    """Every prefix of admitted tokens that the deep layer admits as well.
+
+    A `firm` one gives up as soon as there are more of them than directions: noise admits strangers,
+    and others tell them apart.
+    """
     prefixes: list[tuple[int, ...]] = []
     parents: list[int] = []
     outside: list[float] = []
     frontier: list[int] = [-1]
-    limit = _TOO_MANY * guide.deep.gradient.shape[1]
+    limit = guide.deep.span.rank if firm else _TOO_MANY * guide.deep.gradient.shape[1]
     before: Tensor | None = None  # what the deep layer read at the end of every stem
     for depth in range(admitted.longest):
         if out_of_time("longer sequences"):
             break
         here = admitted.at(depth)
+        if len(frontier) * len(here) > max(_TRIALS, 16 * len(admitted.candidates)):
+            return Walk([], [], [], [_CHANCE])
         stems = [() if index < 0 else prefixes[index] for index in frontier]
         trials = [(*stem, token) for stem in stems for token in here.tolist()]
         origins = [index for index in frontier for _ in range(len(here))]
         if not trials:
             break
-        if len(trials) > max(_TRIALS, 16 * len(admitted.candidates)):
-            return Walk([], [], [], [_CHANCE])
         read = read_by(
             model, guide.deep.module, torch.tensor(trials, device=admitted.candidates.device), -1
         )

@@ -158,6 +158,8 @@ def _improved(
     for _ in range(_SWEEPS):
         before = far.clone()
         for place in [*choices, None] if vocabulary else choices:
+            if out_of_time("further sequences"):
+                break
             if place is None:
                 assert vocabulary is not None
                 ends = torch.arange(1, mixtures.shape[1] + 1).expand(len(mixtures), -1)
