@@ -18,7 +18,7 @@ from unsum.head import find_head
 from unsum.knowledge import Knowledge
 from unsum.running.deadline import out_of_time
 from unsum.separate.text.beam import Judges, Prefix, ends, search
-from unsum.separate.text.chosen import Exchange, Sketch, choose
+from unsum.separate.text.chosen import Exchange, SentSketch, choose
 from unsum.separate.text.graded import GradedSpan
 from unsum.separate.text.network import device_of, joined, linear_layers, read_at_ends
 from unsum.separate.text.recovered import Text
@@ -98,7 +98,7 @@ def read_blurred(
     layers = joined(model, linear_layers(model, update.gradients))
     inputs, labels = _named(model, update, blur)
     most = knowledge.known_batch_size or embedding(model).embedding_dim - 1
-    sketch = Sketch(model, update, torch.cat([inputs, labels]).unique(), blur.deviation)
+    sketch = SentSketch(model, update, torch.cat([inputs, labels]).unique(), blur.deviation)
     found: list[tuple[int, ...]] = []
     share, enough = 1.0, ENOUGH * blur.share
     for number in range(_ROUNDS):

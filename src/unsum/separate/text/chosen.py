@@ -44,7 +44,7 @@ _ROUNDS = 3  # [rounds] of token exchanges. Chosen by: two were needed.
 _BETTER = 1e-4
 
 
-class Sketch:
+class SentSketch:
     """Some entries of a gradient, each tensor in units of its size, and sequences' own beside
     it."""
 
@@ -225,7 +225,7 @@ class Chosen:
 
 
 def choose(
-    sketch: Sketch, sequences: Sequence[tuple[int, ...]], most: int
+    sketch: SentSketch, sequences: Sequence[tuple[int, ...]], most: int
 ) -> tuple[list[tuple[int, ...]], Chosen | None]:
     """Those of the sequences that explain what was sent, with `most` positions at most."""
     kept, rows = sketch.of_all(sequences)
@@ -246,7 +246,7 @@ class Exchange:
 
     def __init__(
         self,
-        sketch: Sketch,
+        sketch: SentSketch,
         sequences: list[tuple[int, ...]],
         others: tuple[Tensor, Tensor],
         most: int,
