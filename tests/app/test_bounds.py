@@ -140,6 +140,7 @@ def test_interrupted_statistics_are_put_back() -> None:
     assert float(own[2].running_mean.abs().max()) == 0.0
 
 
+@pytest.mark.long
 def test_a_label_is_called_right_where_it_is_the_true_one(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:

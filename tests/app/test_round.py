@@ -101,6 +101,7 @@ def test_a_certain_attack_needs_no_first_look(play: Play) -> None:
     assert result["certificate"] is True
 
 
+@pytest.mark.long
 def test_blends_are_shown_and_compared_with_where_photos_are_mixed(play: Play) -> None:
     plain, mixed = play(3), play(3, defense={"name": "mixup", "stop": 20})
     assert all("blend" not in row for row in plain["samples"])

@@ -70,6 +70,7 @@ def test_signs_are_matched_with_fewer_pixels(model: nn.Module) -> None:
     assert audit.granted == ["The model's weights and one client update."]
 
 
+@pytest.mark.long
 def test_dropout_does_not_keep_pictures_from_being_matched() -> None:
     torch.manual_seed(1)
     below = [
@@ -89,6 +90,7 @@ def test_dropout_does_not_keep_pictures_from_being_matched() -> None:
     assert model[6].training
 
 
+@pytest.mark.long
 def test_labels_that_are_granted_are_tried_said_and_read_by_nobody() -> None:
     """An attacker that has the labels, or tries them all, needs no rule that finds them."""
     model, x = pooled(), photos()

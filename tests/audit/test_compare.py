@@ -54,12 +54,14 @@ def test_each_standard_defense_is_tried_alone(compared: unsum.Audit) -> None:
     assert [row.leakage for row in prune.samples] == alone.leakages
 
 
+@pytest.mark.long
 def test_the_audited_defense_stands_beside_none_and_is_not_tried_twice() -> None:
     comparison = unsum.audit(small_net(), DATA, defenses=[unsum.Clip(1)], compare=True).comparison
     labels = [comparison.label(i) for i in range(len(comparison.points))]
     assert labels[:4] == ["no defense", "Clip(1) (audited)", "Prune(0.9)", "Sign()"]
 
 
+@pytest.mark.long
 def test_noise_climbs_until_every_sample_is_under_the_level_and_that_has_its_price(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_leak_fails_the_build_and_the_last_line_says_why(build: Build) -> None
     ]
 
 
+@pytest.mark.long
 def test_enough_noise_passes_and_json_stays_json(build: Build) -> None:
     result = build(
         *QUICK, "--defense", "noise:0.1", "--fail-above", "0.2", "--json", "--junit", "leaks.xml"

@@ -45,6 +45,7 @@ def _figures(sweep: unsum.Sweep) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_with_the_strengths_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_batchnorms_statistics_pass_by_the_noise() -> None:
     assert OverRounds(model, StandIn((images, labels), **how)).add(1, kept_back).ceiling < 0.2
 
 
+@pytest.mark.long
 def test_beside_the_training_it_is_the_same_curve() -> None:
     client = StandIn(data(), [Noise(1.0)], seconds=SLOW)
     beside = Beside(dense(9), client)

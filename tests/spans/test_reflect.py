@@ -4,6 +4,7 @@ ends."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from unsum.network.activations import activation_of
 from unsum.network.chain import find_chain
 from unsum.spans import reflect
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import Condition, Further, starts
+from unsum.spans.roots import Condition, Further, descend, starts
 
 
 def condition(
@@ -29,6 +30,18 @@ def condition(
     here, following, above = (LayerSpan.of(step) for step in chain.steps[:3])
     more = Further(chain.steps[1], above) if further else None
     return Condition.of(chain.steps[0], here, following, more), x.double()
+
+
+def test_a_span_of_nothing_but_noise_ends_every_start() -> None:
+    """No misfit exceeds 1, however small the span's singular values are."""
+    plain, _ = condition(3)
+    usual = plain.least_misfit
+    assert 0 < usual < 1e-3
+    nothing = replace(plain.next, values=torch.zeros_like(plain.next.values), noise=1.0)
+    drowned = replace(plain, next=nothing)
+    assert drowned.least_misfit == 1
+    points = starts(plain, 5, torch.Generator().manual_seed(0), rows=True)
+    assert len(descend(drowned, points)) == 5
 
 
 @pytest.mark.parametrize(

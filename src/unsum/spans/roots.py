@@ -92,9 +92,10 @@ class Condition(NonlinearProblem):
 
     @property
     def least_misfit(self) -> float:
-        """The misfit below which no sample gets, as far as noise goes."""
+        """The misfit below which no sample gets, as far as noise goes; no misfit exceeds 1."""
         span = self.next
-        return span.noise * span.rows.shape[1] ** 0.5 / max(float(span.values[0]), 1e-300)
+        noise = span.noise * span.rows.shape[1] ** 0.5
+        return min(noise / max(float(span.values[0]), 1e-300), 1.0)
 
     @property
     def at_once(self) -> int:
