@@ -120,7 +120,8 @@ def test_optimizers_that_give_every_entry_its_size_are_named(
 
 
 @pytest.mark.parametrize("network", ["dense", "lenet", *long("conv", "last layer alone")])
-@pytest.mark.parametrize("optimizer", ["Adam", *long("AdamW", "Adam, large", "RMSprop", "Adagrad")])
+# At ten times Adam's usual rate the change saturates, and its sums look like those of noise.
+@pytest.mark.parametrize("optimizer", ["Adam", *long("AdamW", "RMSprop", "Adagrad")])
 @pytest.mark.parametrize("steps", [30, *long(60)])
 def test_sums_over_the_classes_name_them_after_any_number_of_steps(
     network: str, optimizer: str, steps: int
