@@ -37,9 +37,10 @@ from unsum.client.local import train_locally
 from unsum.client.step import ClientStep, Stage, first_step, ordered
 from unsum.data import Batch
 from unsum.defend import Defense
-from unsum.errors import NoHeadError
+from unsum.errors import NoHeadError, UnsumError
 from unsum.gradients import inputs_of
-from unsum.head import collect_features, find_head, head_shape
+from unsum.head import Head, collect_features, find_head, head_shape
+from unsum.labels.feature_prior import feature_prior
 from unsum.leak import Attempt, Leak
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
@@ -79,15 +80,20 @@ class Sent:
     @cached_property
     def truth(self) -> Truth:
         """What answers are held against; features of public data are those of the same model in the
-        same mode."""
-        public, inputs = None, public_inputs(self.images)
+        same mode: their mean, and the mean that an attacker expects."""
+        guesses, inputs = [], public_inputs(self.images)
         if inputs is not None:
             with suppress(
                 ValueError, IndexError, RuntimeError
             ):  # the model takes other inputs, or fewer are no batch for it
                 read = self._read(find_head(self.model)[1], [inputs.to(self.images)])
-                public = read.flatten(1).mean(0, keepdim=True)
-        return Truth(self.images, self.features, public)
+                guesses.append(read.flatten(1).mean(0))
+            # what `adaptive` answers with where noise drowns the update
+            with suppress(UnsumError), in_mode(self.model, self.train):
+                head = Head.of(self.model, self.update)
+                prior = feature_prior(head, self.model, inputs, self.seed)
+                guesses += [] if prior is None else [prior.mean.to(self.images)]
+        return Truth(self.images, self.features, torch.stack(guesses) if guesses else None)
 
     def read_by(self, layer: nn.Module) -> Tensor:
         """(B, …) what a layer read; dropout falls as it fell in the client's own pass."""
