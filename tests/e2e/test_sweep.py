@@ -39,7 +39,7 @@ def test_the_page_loads_completely(
     assert page.get_by_role(
         "img", name="Leakage and accuracy against the strength of noise"
     ).is_visible()
-    assert page.get_by_role("row", name="0.1 ruins the model").is_visible()
+    assert page.get_by_role("row", name="10 proven, ruins the model").is_visible()
 
 
 def test_the_drawing_shows_the_figures_where_they_belong(
