@@ -88,6 +88,23 @@ def test_row_sums_are_read_through_noise_and_signs(defense: Defense) -> None:
     assert len(found) <= 7
 
 
+def test_templates_are_asked_of_every_defense() -> None:
+    """Four bits of a pooled network hide half of the labels from all other rules."""
+    torch.manual_seed(3084)
+    layers = [nn.Conv2d(3, 32, 3, 1, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 5))
+    torch.manual_seed(3085)
+    labels = torch.randint(5, (4,))
+    images = embedded_batch(16, image_size=16).images
+    images = images[torch.randperm(16)[:4]]
+    torch.manual_seed(3084)
+    update = unsum.capture(model, images, labels, defenses=[unsum.QSGD(4)])
+    leak = unsum.attack(model, update, time_limit=20)
+    read = {one.method: sorted(one.labels.tolist()) for one in leak.tried if one.labels is not None}
+    assert read.pop("labels by templates") == sorted(labels.tolist()) == [0, 1, 4, 4]
+    assert [0, 1, 4, 4] not in read.values()
+
+
 def test_faint_row_sums_below_zero_are_labels_where_noise_turns_none() -> None:
     """Sums of absent classes are 9.6; those of labels are −2.4 and less, three deviations of a
     noise of 0.8 below zero."""

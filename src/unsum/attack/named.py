@@ -127,9 +127,7 @@ def _by_every_rule(case: Case) -> dict[str, Tensor]:
     for name in (entry.name for entry in LABEL_RULES if entry.name not in separators):
         rule = LABEL_RULES[name]
         # taken on trust elsewhere
-        single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1
-        # what is left of other defenses is not Gaussian
-        if single or (name == "templates" and not case.noisy):
+        if rule.needs.one_sample and evidence.knowledge.known_batch_size != 1:
             continue
         if name == "ilrg" and evidence.head.classes > _MOST_CLASSES:
             continue

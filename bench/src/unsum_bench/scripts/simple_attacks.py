@@ -147,9 +147,19 @@ def _labels(rule: str, target: Target, update: unsum.Update) -> Tensor:
                 target.model, update, rule, batch_size=target.size, seed=target.seed
             )
         return torch.zeros(0, dtype=torch.long)
-    rows = Head.of(target.model, update).grad_W.double()
+    rows = head_rows(target, update)
+    if rows is None:
+        return torch.zeros(0, dtype=torch.long)
     scores = rows.sum(1) if rule == "row sums" else rows @ typical_features(target).double()
     return (scores < 0).nonzero()[:, 0] if target.size is None else scores.argsort()[: target.size]
+
+
+def head_rows(target: Target, update: unsum.Update) -> Tensor | None:
+    """(C, H) the head's gradient; None where it was not sent."""
+    try:
+        return Head.of(target.model, update).grad_W.double()
+    except UnsumError:
+        return None
 
 
 def typical_features(target: Target) -> Tensor:
@@ -197,11 +207,11 @@ def by_method(method: str, target: Target, update: unsum.Update, *, rule: str = 
 
 def by_label_rows(rule: str, target: Target, update: unsum.Update) -> float:
     """The rows of ∇W of the labels, with their sign turned, for the features of their samples."""
-    labels = labels_by(rule, target, update)
-    if not len(labels):
+    labels, sent = labels_by(rule, target, update), head_rows(target, update)
+    if not len(labels) or sent is None:
         return 0.0
     rows = nn.functional.one_hot(labels, target.classes).double()
-    features = -Head.of(target.model, update).grad_W[labels].double()
+    features = -sent[labels]
     leak = Leak(
         "rows", rows, rows, features, float("nan"), float("nan"), exact=False, knowledge=Knowledge()
     )
