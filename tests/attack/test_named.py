@@ -163,7 +163,9 @@ def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
     most = {one.attack: one.worst for one in audit.tried if one.leakages}
     asked = {name: worst for name, worst in most.items() if "labels by" in name}
     assert set(asked) == {
-        f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")
+        f"{method}, labels by {rule}"
+        for method in ("rows", "exact", "adaptive", "fgla")
+        for rule in ("bias-sign", "templates")
     }
     assert most["exact"] < 0.01 < 0.2 < asked["exact, labels by bias-sign"]
     assert all(not one.exact and one.remark for one in audit.tried if one.attack in asked)
