@@ -172,6 +172,18 @@ def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
     assert audit.granted == ["The model's weights and one client update."]
 
 
+def test_a_batch_of_one_that_nobody_declared_is_tried() -> None:
+    torch.manual_seed(9530)
+    model, features = nn.Linear(48, 2), torch.rand(1, 48)
+    update = unsum.Noise(1.0)(unsum.capture(model, features, torch.tensor([0])))
+    leaks = [unsum.attack(model, update, **known) for known in ({}, {"batch_size": 2})]
+    asked = [
+        {one.method: one.labels for one in leak.tried if one.labels is not None} for leak in leaks
+    ]
+    assert len(asked[0]["labels by idlg"]) == 1
+    assert "labels by idlg" not in asked[1]
+
+
 def test_no_separator_is_asked_again_where_an_answer_is_worth_something() -> None:
     model, features, labels = crowd(5)
     leak = unsum.attack(model, unsum.Noise(1e-3)(unsum.capture(model, features, labels)))

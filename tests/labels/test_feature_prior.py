@@ -10,6 +10,7 @@ import unsum
 from unsum.audit.round import Sent, shares_of
 from unsum.head import Head, collect_features
 from unsum.labels.feature_prior import FeaturePrior, feature_prior
+from unsum.score.reference import public_inputs
 
 
 def prior_of(public: Tensor, *before: nn.Module) -> FeaturePrior:
@@ -118,6 +119,23 @@ class Codes(nn.Embedding):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x[:, 0].long())
+
+
+def test_what_made_up_inputs_read_is_a_guess_beside_public_ones() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 24), nn.ReLU(), nn.Linear(24, 5))
+    images, labels = torch.rand(2, 3, 8, 8), torch.tensor([0, 3])
+    update = unsum.capture(model, images, labels)
+    sent = Sent(model, images, labels, update, train=True, seed=0)
+    head = Head.of(model, update)
+    public = public_inputs(images)
+    assert public is not None
+    priors = [feature_prior(head, model, some) for some in (public, None)]
+    assert sent.truth.public is not None
+    assert len(sent.truth.public) == 3  # the mean of public photos, and what two priors expect
+    for guess, prior in zip(sent.truth.public[1:], priors, strict=True):
+        assert prior is not None
+        torch.testing.assert_close(guess, prior.mean.to(guess))
 
 
 def test_the_spread_is_how_much_inputs_differ_in_size() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.audit import Audit
+from unsum.audit import Audit, ceiling_words
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE
 from unsum.audit.round import Sent, shares_of
 from unsum.data import embedded_batch
@@ -116,7 +116,10 @@ def attacks(target: Target, audit: Audit, *, samples: bool) -> Iterator[Simple]:
     leaks."""
     # that one wants labeled photos
     rules = [*(entry.name for entry in LABEL_RULES if entry.name != "llg+"), *_OWN]
-    if audit.labels is None or not audit.labels.given_away:
+    said = audit.bound is not None and audit.verdict.level == "protected"
+    if audit.labels is None or not (
+        audit.labels.given_away or (said and ceiling_words.labels_open(audit.bound))
+    ):
         yield from (Simple(f"labels by {rule}", MOST, partial(by_rule, rule)) for rule in rules)
     if not any(named.given_away for named in audit.occurred):
         yield Simple("embedding rows", MOST, by_embeddings)
