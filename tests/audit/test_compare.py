@@ -25,6 +25,7 @@ from unsum.client.step import first_step
 from unsum.commands.audit_tables import show
 from unsum.score.labels import LabelsRead
 
+pytestmark = pytest.mark.usefixtures("short_matching")
 DATA = pictures(4), torch.tensor([3, 3, 11, 30])
 
 
