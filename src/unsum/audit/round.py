@@ -47,6 +47,7 @@ from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
 from unsum.notes import Code, Note
 from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing_models
 from unsum.score import SampleScore, score_samples
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed, rows_named
@@ -162,6 +163,7 @@ class ClientCase:
         return self.batch.images.to(device), self.batch.targets.to(device)
 
 
+@sharing_models()  # the attack and the guesses that its answer is held against
 def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SILENT) -> Round:
     """Client, attack, score."""
     progress.say("The client computes its update")

@@ -46,6 +46,7 @@ from unsum.errors import NoHeadError, UnsumError
 from unsum.models import DEFAULT_MODEL, LoadedModel
 from unsum.models.received import Received
 from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing_models
 from unsum.running.watching import shown_in_notebooks
 from unsum.score import summarize
 from unsum.update import Update
@@ -59,6 +60,7 @@ _UNKNOWN = "unknown: the update was captured elsewhere"
 
 @shown_in_notebooks
 @grouped
+@sharing_models()  # rounds under several defenses are of one model
 def audit(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | TextData | None = None,

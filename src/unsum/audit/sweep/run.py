@@ -45,6 +45,7 @@ from unsum.files.tensor_file import read_tensors
 from unsum.files.writing import save_tensors, write_whole
 from unsum.models import DEFAULT_MODEL
 from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing_models
 from unsum.running.watching import shown_in_notebooks
 from unsum.score.labels import LabelsRead
 
@@ -154,6 +155,7 @@ _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 @shown_in_notebooks
 @grouped
+@sharing_models()  # rounds under several defenses are of one model
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | None = None,
