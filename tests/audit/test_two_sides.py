@@ -17,11 +17,15 @@ from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
 from unsum.audit import ceiling_words
 from unsum.audit.bounds import proven_chain
+from unsum.audit.compare import Comparison
 from unsum.audit.gate import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
+from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.text_verdict import Texts
 from unsum.ceiling.worst_case import worst_case
 from unsum.leak import Attempt, Leak
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed
 
 NAN = math.nan
 
@@ -229,3 +233,51 @@ def test_a_ceiling_can_be_left_out() -> None:
     assert audit.bound is None
     assert audit.unbounded
     assert all(map(math.isnan, audit.ceilings))
+
+
+def test_the_leakage_of_texts_that_ended_the_attack_is_unknown_in_words_and_figures() -> None:
+    """What the gate leaves undecided, the page does not show as 0 %."""
+    targets = torch.zeros(0, 8)
+    leak = Leak("text", targets, targets, torch.zeros(0, 4), 1.0, NAN, False)
+    leak = replace(leak, notes=["Every gradient is of full rank."])
+    texts = Texts(["one", "two"], [])
+    unread = shares(NAN, NAN)
+    high, low = (replace(bounded(*limits), unit="text") for limits in ((0.9, 0.9), (0.1, 0.1)))
+    unproven = texts.judge(leak, unread, bound=high)
+    assert unproven.state == "unproven"
+    assert math.isnan(unproven.share)
+    proven = texts.judge(leak, unread, bound=low)
+    assert proven.share == 0
+    for verdict in (unproven, proven):
+        assert not any(sentence.startswith("–") for sentence in verdict.details)
+        assert sum("certificate" in sentence for sentence in verdict.details) == 1
+    named = texts.judge(leak, unread, [RowsNamed("wte", 150, 3, 3, 3)], bound=high)
+    assert named.state == "leaks"
+    assert named.details[-1].startswith("The ceiling does not protect: that of one text")
+
+
+def test_no_pair_of_worlds_is_no_measurement() -> None:
+    none = replace(bounded(1.0, 1.0), pairs=0, lower=torch.zeros(2))
+    assert ceiling_words.beside(none) == (
+        "Whether the ceiling protects is not decided: time was over before a single pair of worlds "
+        "had been played."
+    )
+
+
+def test_features_that_were_read_undo_no_proof_and_are_not_called_proven() -> None:
+    """A ceiling is of samples: beside features that leak, a row says leaks and nothing else."""
+    rows = [SampleLeak("a", 0.5, True, 0.1, 0.9, 9.0)]
+    read = Point("Noise(9)", 9.0, rows, ceiling=0.1, ceiling_mean=0.1)
+    assert read.verdict(0.2) == "leaks"
+    assert not read.proven(0.2)
+    answer = Comparison([replace(read, defenses="none", ceiling=1.0), read]).answer
+    assert "Proven" not in answer
+    assert replace(read, samples=[replace(rows[0], leakage=0.1)]).proven(0.2)
+
+
+def test_labels_that_were_read_stand_in_the_headline_of_samples_that_leak_in_part() -> None:
+    eye = torch.eye(4)
+    labels = LabelsRead.of(eye[:3], eye[:3], "labels by bias-sign")
+    audit = replace(audited((0.5, 0.1, 0.1), (1.0, 1.0, 1.0)), labels=labels)
+    assert audit.verdict.headline.endswith("a part of 1 of its 3 pictures, and 3 of 3 labels.")
+    assert audited((0.5, 0.1, 0.1), (1.0, 1.0, 1.0)).verdict.headline.endswith("3 pictures.")

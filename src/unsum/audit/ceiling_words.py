@@ -135,6 +135,11 @@ def beside(bound: Ceiling) -> str:
             f"The ceiling does not protect: that of one {bound.unit} {lies}, from {bound.pairs} "
             "pairs of worlds, so that other attacks may read as much."
         )
+    if bound.decided(DEFAULT_LEVEL) == "open" and not bound.pairs:
+        return (
+            "Whether the ceiling protects is not decided: time was over before a single pair of "
+            "worlds had been played."
+        )
     if bound.decided(DEFAULT_LEVEL) == "open":
         return (
             f"Whether the ceiling protects is not decided: from the {bound.pairs} pairs of worlds "

@@ -227,15 +227,16 @@ def judge(
     details += [ceiling_words.LUCK] if luck else []
     if level == "open":
         if given and (labels is not None or counted):
-            return Verdict(
-                "labels", math.nan, f"{given[0]}; whether more cannot be decided.", details
-            )
+            headline = f"{given[0]}; whether more cannot be decided."
+            return Verdict("labels", math.nan, headline, details, alarm=alarm)
         return replace(Verdict.undecided(undecided or _UNKNOWN, details), alarm=alarm)
     if len(known) < total and level != "protected":
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     read = "labels" if level == "labels" else sizes.named(_read(level, shares))
     headline = _headline(level, shares, sizes) if level != "labels" else ""
     headline = headline or f"{given[0]}{_unseen(counted, proven)}"
+    if _LABELS in given and labels is not None and level in ("partial", "features"):
+        headline = f"{headline[:-1]}, and {labels.right} of {labels.total} labels."
     return Verdict(level, count(known) / total, headline, details, read=read, alarm=alarm)
 
 
