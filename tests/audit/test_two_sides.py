@@ -16,6 +16,7 @@ import unsum
 from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
 from unsum.audit import ceiling_words
+from unsum.audit.advice import advice
 from unsum.audit.bounds import proven_chain
 from unsum.audit.compare import Comparison
 from unsum.audit.gate import render_junit
@@ -281,3 +282,20 @@ def test_labels_that_were_read_stand_in_the_headline_of_samples_that_leak_in_par
     audit = replace(audited((0.5, 0.1, 0.1), (1.0, 1.0, 1.0)), labels=labels)
     assert audit.verdict.headline.endswith("a part of 1 of its 3 pictures, and 3 of 3 labels.")
     assert audited((0.5, 0.1, 0.1), (1.0, 1.0, 1.0)).verdict.headline.endswith("3 pictures.")
+
+
+def test_a_ceiling_that_was_exceeded_proves_nothing() -> None:
+    """Found 16 % above a ceiling of 5 %: both are below the level, and nothing is green."""
+    audit = audited((0.16, 0.0, 0.0), (0.05, 0.05, 0.05))
+    assert audit.verdict.alarm.startswith("Found above its ceiling: 16 % of a picture was found")
+    assert audit.verdict.state == "unproven"
+    assert advice(audit)[0].text.startswith("Rely on neither figure")
+    gate = audit.gate(0.2, prove_below=0.2)
+    assert gate.exit_code == 1
+    assert gate.reason.startswith("Gate failed: found above its ceiling: 16 % of a picture")
+    assert gate.over == [0]
+    assert audit.gate(0.2).reason.endswith("with the command and the seed.")
+    within = audited((0.09, 0.0, 0.0), (0.05, 0.05, 0.05))  # one sample scatters about a mean
+    assert within.verdict.state == "protected"
+    assert within.gate(0.2, prove_below=0.2).exit_code == 0
+    assert not advice(within)[0].text.startswith("Rely")

@@ -36,6 +36,10 @@ _SUM = (
     "that hold several times as many samples together as the model has classes and its widest "
     "dense layer has units: a sum over fewer is as readable as one client's update."
 )
+_ALARM = Advice(
+    "Rely on neither figure, found or ceiling, until it is known which of them is wrong: report "
+    "this audit with its command and seed, which stand below."
+)
 _STRONGER = Advice(
     "Try the other attacks, and more of the attacker's knowledge, before relying on it.",
     "unsum list",
@@ -100,7 +104,8 @@ def advice(audit: AuditResult) -> list[Advice]:
     steps = _STEPS[
         "unproven" if audit.verdict.level == "open" and _headless(audit) else audit.verdict.level
     ]
-    return [step for name in steps if (step := made[name]) is not None]
+    first = [_ALARM] if audit.verdict.alarm else []
+    return [*first, *(step for name in steps if (step := made[name]) is not None)]
 
 
 def _ruined(audit: AuditResult) -> Advice | None:

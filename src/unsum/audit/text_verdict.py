@@ -68,7 +68,7 @@ class Texts:
             return Verdict("labels", math.nan, headline, [words, *above], read="words")
         if any(named.given_away for named in occurred):
             return Verdict("labels", math.nan, headline, above, read="words")
-        if bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
+        if bound is not None and bound.decided(DEFAULT_LEVEL) == "below" and not alarm:
             headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
             return Verdict("protected", 0.0, headline, details)
         reason = leak.notes[0] if leak.notes else "it gives no reason"
@@ -76,7 +76,8 @@ class Texts:
         if bound is not None and not leak.undecided:  # it applied, and the worlds were played
             said = [f"{why[:1].upper()}{why[1:]}", certificate(leak), *above]
             # how much of each leaks was not measured: what ended the attack hides no text
-            return Verdict("unproven", math.nan, NOTHING_READ.format("text"), said, why)
+            headline = NOTHING_READ.format("text")
+            return Verdict("unproven", math.nan, headline, said, why, alarm=alarm)
         return Verdict.undecided(why, [certificate(leak), *above])
 
 

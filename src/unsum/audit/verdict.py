@@ -218,11 +218,12 @@ def judge(
         (OCCURRED, any(one.given_away for one in occurred)),
     )
     given = [what for what, told in besides if told]
-    proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
-    level = level_by(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
     alarm = (
         "" if bound is None else ceiling_words.exceeded([share.sample for share in shares], bound)
     )
+    # a ceiling that was exceeded proves nothing
+    proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below" and not alarm
+    level = level_by(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
     details += [] if bound is None else [ceiling_words.beside(bound)]
     details += [ceiling_words.LUCK] if luck else []
     if level == "open":
