@@ -22,6 +22,8 @@ from unsum.audit.compare import Comparison
 from unsum.audit.gate import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
 from unsum.audit.sweep.bench import Point, SampleLeak
+from unsum.audit.sweep.report import Sweep
+from unsum.audit.sweep.result import Curve, sentences
 from unsum.audit.text_verdict import Texts
 from unsum.ceiling.worst_case import worst_case
 from unsum.leak import Attempt, Leak
@@ -299,3 +301,19 @@ def test_a_ceiling_that_was_exceeded_proves_nothing() -> None:
     assert within.verdict.state == "protected"
     assert within.gate(0.2, prove_below=0.2).exit_code == 0
     assert not advice(within)[0].text.startswith("Rely")
+
+
+def test_a_sample_of_which_nobody_knows_is_not_said_to_leak() -> None:
+    rows = [SampleLeak(str(i), leak, False, 1.0, 0.0, NAN) for i, leak in enumerate((0.6, NAN))]
+    sweep = Sweep(
+        synthetic().setting,
+        0.2,
+        [Point("none", None, rows)],
+        [Curve("sign", None, [Point("Sign()", None, rows)])],
+        None,
+        [],
+        ["a", "b"],
+        1.0,
+    )
+    told = "1 of 2 samples leaks 20 % or more, and of 1 nobody knows"
+    assert sentences(sweep) == [f"Without any defense, {told}.", f"Sign is not enough: {told}."]

@@ -270,7 +270,7 @@ def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
         "worst",
         "ceiling",
         "mean",
-        f"≥{percent(sweep.keep_under)}",
+        f"not <{percent(sweep.keep_under)}",
         "labels",
         "PSNR",
         "acc.",
