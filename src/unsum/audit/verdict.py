@@ -236,7 +236,8 @@ def judge(
     read = "labels" if level == "labels" else sizes.named(_read(level, shares))
     headline = _headline(level, shares, sizes) if level != "labels" else ""
     headline = headline or f"{given[0]}{_unseen(counted, proven)}"
-    if _LABELS in given and labels is not None and level in ("partial", "features"):
+    in_part = level in ("partial", "features") and count(known, WHOLE) < total
+    if _LABELS in given and labels is not None and in_part:
         headline = f"{headline[:-1]}, and {labels.right} of {labels.total} labels."
     return Verdict(level, count(known) / total, headline, details, read=read, alarm=alarm)
 
