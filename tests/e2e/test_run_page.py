@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from playwright.sync_api import Page
@@ -108,7 +109,12 @@ def test_the_ceiling_of_stand_in_data_is_drawn_after_every_round(
 def test_clients_go_by_their_names_and_no_labels_are_made_up(page: Page, tmp_path: Path) -> None:
     """Updates of `--updates` come with the folder of their round; an answer that nothing vouches
     for is none."""
-    sure = {"exact": True, "leakage": 1.0, "batch_size": 4, "label_counts": {2: 4}}
+    sure: dict[str, Any] = {
+        "exact": True,
+        "leakage": 1.0,
+        "batch_size": 4,
+        "label_counts": {2: 4},
+    }
     found = [
         ClientFinding(0, "round-0/anna", "audited", **sure),
         ClientFinding(1, "round-1/anna", "audited", **sure),
