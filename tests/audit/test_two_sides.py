@@ -317,3 +317,9 @@ def test_a_sample_of_which_nobody_knows_is_not_said_to_leak() -> None:
     )
     told = "1 of 2 samples leaks 20 % or more, and of 1 nobody knows"
     assert sentences(sweep) == [f"Without any defense, {told}.", f"Sign is not enough: {told}."]
+
+
+def test_the_reason_of_an_undecided_gate_ends_in_one_full_stop() -> None:
+    open_still = audited((NAN, NAN, NAN), (), undecided="the update lacks the last layer.")
+    reason = open_still.gate(0.2).reason
+    assert reason.endswith("3 of 3 samples is not known: the update lacks the last layer.")

@@ -193,7 +193,7 @@ class Gate:
         if self.result == "undecided":
             return (
                 f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} "
-                f"is not known: {self.why}."
+                f"is not known: {self.why.rstrip('.')}."
             )
         most = max(
             (row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage
