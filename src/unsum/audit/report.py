@@ -388,6 +388,9 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "largest_own": max(own, default=math.nan),
         "noun": audit.sizes.noun,
         "worst_error": audit.scores.get("worst_feature_error", math.nan),
+        "mean_ceilings": any(
+            "(mean)" in ceiling_words.ceiling_of(one) for one in audit.comparison.points
+        ),
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(audit),
         "comparison": audit.comparison,

@@ -314,13 +314,15 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
     final = Attempt(leak.method, leak)
     attempts = leak.tried or [final]
-    got = [shares_of(sent, attempt.leak) for attempt in attempts]
+    last = shares_of(sent, leak, samples)
+    got = [
+        _with_pictures(attempt, shares_of(sent, attempt.leak), final, last) for attempt in attempts
+    ]
     read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
     rows = zip(attempts, got, read[1:], strict=True)
     tried = [
         Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows
     ]
-    last = shares_of(sent, leak, samples)
     by = strongest([*tried, Tried.of(final, [share.most for share in last])], len(samples))
     undecided, best = why_undecided(sent, leak), last
     for own in filter(None, got):
@@ -335,6 +337,16 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(head))
     further: dict[str, Any] = {"undecided": undecided, "labels": labels, "occurred": named}
     return Compared(leak, samples, shares, by=by, tried=tried, **further)
+
+
+def _with_pictures(
+    attempt: Attempt, own: list[Shares], final: Attempt, last: list[Shares]
+) -> list[Shares]:
+    """What one attack got; of the attack whose answer is given, with the pictures that were made of
+    it afterwards."""
+    if attempt.leak is None or attempt.method != final.method or not own:
+        return own
+    return [share.or_better(other) for share, other in zip(own, last, strict=True)]
 
 
 def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:

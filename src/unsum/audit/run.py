@@ -227,6 +227,7 @@ def _audit_captured(
     for."""
     start = time.perf_counter()
     loaded, update = inputs.captured()
+    update.validate(loaded.model)  # what does not fit is wrong, and no audit of it
     names = inputs.class_names(loaded.model)
     options = _of_size(inputs, update, options)
     how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}
