@@ -201,6 +201,16 @@ def test_without_time_nothing_moves() -> None:
     torch.testing.assert_close(descend(linear(4.0), at(0.5), Budget(seconds=-1.0)).s, at(0.5))
 
 
+def test_starts_that_there_was_no_time_for_have_no_cost() -> None:
+    """Two of three at a time: the third is never linearized, and not mistaken for a root."""
+    problem = linear(4.0, 4.0, 4.0)
+    with time_limit(1e-9):
+        end = descend(problem, at(0.5, 0.5, 2.0), Budget(memory=2))
+    torch.testing.assert_close(end.s, at(0.5, 0.5, 2.0))
+    assert end.cost.tolist() == [9.0, 9.0, torch.inf]
+    assert problem.sizes == [2]
+
+
 def test_without_unknowns_or_starts_there_is_only_a_cost() -> None:
     class Fixed(Scalar):
         def linearize(self, s: Tensor) -> Normal:

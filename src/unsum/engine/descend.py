@@ -31,6 +31,9 @@ _NOTHING = 1e-14
 _HARDLY = 0.1
 # [of the largest] least entry of the diagonal that is damped. Chosen by: float64's range.
 _FLOOR = 1e-30
+# [of the largest diagonal entry] rounding of a JᵀJ that is computed as a difference, for `ridge`.
+# Chosen by: float64's precision.
+ROUNDING = 1e-14
 _TINY = 1e-270  # keeps a diagonal of zeros from being one. Chosen by: float64's range.
 
 Costs = Callable[[Tensor], Tensor]
@@ -212,7 +215,12 @@ def descend(
     if len(ends) <= chunk:
         return _descend(problem, ends, budget, rule)
     rows = torch.arange(len(ends), device=ends.s.device).split(chunk)
-    parts = [_descend(problem.take(part), ends[part], budget, rule) for part in rows]
+    parts = []
+    for part in rows:
+        if parts and out_of_time(rule.untried):  # these starts have not been followed
+            parts.append(ends[part])
+        else:
+            parts.append(_descend(problem.take(part), ends[part], budget, rule))
     return Descent.joined(parts)
 
 

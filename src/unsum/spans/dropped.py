@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from unsum.engine.descend import damped_step
+from unsum.engine.descend import ROUNDING, damped_step
 from unsum.engine.found import FoundPoints
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
@@ -37,7 +37,7 @@ from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
 from unsum.spans.reflect import SCALE, begin, flats, walked
-from unsum.spans.roots import ROUNDING, UNTRIED, Condition, relative, starts
+from unsum.spans.roots import UNTRIED, Condition, relative, starts
 from unsum.spans.search import VAGUE, WALK, WALKERS, allowed, level, spread
 from unsum.update import Update
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import NonlinearProblem, Normal, descend
+from unsum.engine.descend import ROUNDING, NonlinearProblem, Normal, descend
 from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
@@ -30,7 +30,7 @@ from unsum.network.activations import Activation
 from unsum.network.chain import Step
 from unsum.running.deadline import out_of_time
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import ROUNDING, Condition
+from unsum.spans.roots import Condition
 from unsum.spans.search import PATIENCE, SLACK
 
 # A start begins on its family, and has few directions to go. Chosen by: arbitrary budget.
