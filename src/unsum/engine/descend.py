@@ -215,7 +215,7 @@ def descend(
     if len(ends) <= chunk:
         return _descend(problem, ends, budget, rule)
     rows = torch.arange(len(ends), device=ends.s.device).split(chunk)
-    parts = []
+    parts: list[Descent] = []
     for part in rows:
         if parts and out_of_time(rule.untried):  # these starts have not been followed
             parts.append(ends[part])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.engine.found import LabeledPoints
 from unsum.equation.observation import Observation
 from unsum.running.deadline import out_of_time
 from unsum.separate.exact.extraction import FITS, SAME_SAMPLE, distinct
@@ -159,8 +160,8 @@ class _Step:
             torch.cat([self.samples.T, self.T]),
             torch.cat([self.samples.labels, self.labels]),
         )
-        near = (T[:, None] - known).norm(dim=2) < _COPY * T.norm(dim=1, keepdim=True)
-        return (near & (labels[:, None] == named)).any(1)
+        found = LabeledPoints.unranked(known, labels=named)
+        return ~LabeledPoints.unranked(T, labels=labels).apart_from(found, _COPY, blur=0.0)
 
     def alternatives(self) -> list[Tensor]:
         """The step's labels, and other ones that what has been found leaves open; the likeliest
