@@ -25,6 +25,7 @@ class Budget:
     stalled: float = 0.999  # [of the cost] a step that keeps more of it has stalled
     patience: int = 3  # [steps] in a row that stall, after which a start has ended
     refusals: int = 60  # [steps] in a row that would raise the cost, after which it has ended
+    halvings: int = 0  # [halvings] of a step that would raise the cost, before it is refused
     trial: int | None = None  # [steps] after which a start that is not near is discarded
     near: float = 0.15  # [residual norm] below which a start is near a root
     seconds: float = math.inf  # [s] after which no further step begins
