@@ -42,12 +42,7 @@ def search() -> ModuleType:
 def _patience(search: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search makes the solvers impatient; the tests after it have their usual patience
     again."""
-    for module in (
-        search.exact_proposals,
-        search.spans_search,
-        search.spans_settle,
-        search.spans_steps,
-    ):
+    for module in (search.exact_proposals, search.engine_budget):
         monkeypatch.setattr(module, "PATIENCE", module.PATIENCE)
 
 
