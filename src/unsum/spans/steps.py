@@ -35,22 +35,24 @@ from unsum.spans.roots import STARTS, Condition, descend, starts
 from unsum.spans.search import roots_among, tried_starts
 from unsum.spans.training import MetWeights, Unrolled, Visited, less
 
-# that a round of starts is made for: one in five to one in thirty ends in a sample of the step at
-# hand
-_SAMPLES = 32
-_STARTS = 256  # of a round of descents
+# [samples] that a round of starts is made for, and [descents] of a round: one in five to one in
+# thirty ends in a sample of the step at hand. Chosen by: arbitrary budget.
+_SAMPLES, _STARTS = 32, 256
 # Six rounds, three of each kind, without a new sample, after which a step has no more.
 # Chosen by: arbitrary budget.
 _BUDGET = Budget(barren=6)
 _UNTRIED = "further starts of a local step"
-_POOL = 1024  # ends that later steps begin from
-# times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
+_POOL = 1024  # [ends] that later steps begin from. Chosen by: arbitrary budget.
+# [misfits that noise leaves] of a sample of this step at most; one of the next step may have
+# thirty. Chosen by: arbitrary margin.
 _SLACK = 4.0
-# relative distance of two weights of one step, or of a sum of weights from the learning rate
+# [relative distance] of two weights of one step, or of a sum of weights from the learning rate.
+# Chosen by: arbitrary margin.
 _ALIKE = 1e-2
-_OFTEN = 8  # copies of a sample in one step at most
-_MOST_STEPS = 4096  # whatever a client declares
-_SEEN = 1e-3  # relative distance within which two visits are of one sample
+_OFTEN = 8  # [copies] of a sample in one step at most. Chosen by: arbitrary budget.
+_MOST_STEPS = 4096  # [steps] whatever a client declares. Chosen by: arbitrary budget.
+# [relative distance] within which two visits are of one sample. Chosen by: arbitrary margin.
+_SEEN = 1e-3
 
 
 @dataclass(frozen=True)

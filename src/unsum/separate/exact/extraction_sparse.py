@@ -34,34 +34,51 @@ from unsum.separate.exact.single import SingleSamples, in_parts
 from unsum.separate.exact.starts import ratio_starts
 
 _UNTRIED = "samples by the zeros of their features"
-# How zeros pull: depth ν of a well, height of the wall against what is negative, weight μ of the
-# softmax.
+# [squares of a unit residual; unit slope; weight] depth ν of a well, height of the wall against
+# negative features, and weight μ of the softmax, one row for each kind of start.
+# Chosen by: arbitrary budget.
 _WELLS = ((1e-3, 1.0, 3.0), (1e-2, 1.0, 10.0), (1e-4, 1.0, 1.0), (1e-3, 3.0, 1.0))
-# numbers of a start below which a few more take hardly longer: calls are most of it
+# [numbers of a start] below which the calls take most of the time, and all kinds of starts are
+# followed together. Chosen by: arbitrary budget.
 _TOGETHER = 1 << 15
-# of the ratios' spread, that starts are moved by after so many turns through the wells
+# [of the ratios' spread] by which starts are moved, turn after turn through the wells.
+# Chosen by: arbitrary budget.
 _MOVED = (0.0, 0.5, 1.0)
-_SPARE = 16  # equations more than unknowns, and zeros, that a sample must have
-_CLEAN, _BLURRED = 15.0, 100.0  # roundings that α q·t may be off where it counts
-# as many of them as a misfit of one counts for: samples that are right stay far below it
+# [equations] more than unknowns, and zeros, that a sample must have. Chosen by: arbitrary margin.
+_SPARE = 16
+# [roundings] by which α q·t of a clean sample may be off, and of any. Chosen by: arbitrary margin.
+_CLEAN, _BLURRED = 15.0, 100.0
+# [roundings] that a misfit of one counts as: true samples stay far below it.
+# Chosen by: arbitrary margin.
 _MISFIT = 60.0
-_RESHARPENED = 1e-4  # width that samples found before are sharpened from again
-_NOISY = 1e-5  # relative noise beyond which no entry can be told from zero
-_WORK = 1e12  # floating-point operations of one hunt beyond which it is not tried
-_HUNT = 220  # iterations that one takes
-# weight of t·w = 1 while sharpening is still to come; its w is only as good as the faintest sample
-_NORMALIZED = 10.0
-_REFINED_NORMALIZED = 1e-2  # and while it is sharpened, when the softmax says more
-_OPENING = (1.0, 0.03)  # the first wells: none, behind a low wall
-# of a well, from one stage to the next, in units of a usual feature
+# [of a usual feature] width from which samples found before are sharpened again.
+# Chosen by: arbitrary margin.
+_RESHARPENED = 1e-4
+# [relative noise] beyond which no entry can be told from zero. Chosen by: arbitrary margin.
+_NOISY = 1e-5
+# [floating-point operations] of one hunt at most, and [iterations] that one takes.
+# Chosen by: arbitrary budget.
+_WORK, _HUNT = 1e12, 220
+# [weight] of t·w = 1 before sharpening and while it goes on, when the softmax determines more: w is
+# only as good as the faintest sample. Chosen by: arbitrary margin.
+_NORMALIZED, _REFINED_NORMALIZED = 10.0, 1e-2
+# [of a usual feature; unit slope] width of the first wells, which have no depth, and their wall.
+# Chosen by: arbitrary budget.
+_OPENING = (1.0, 0.03)
+# [of the width] of the next well, and [of a usual feature] the narrowest one.
+# Chosen by: arbitrary budget.
 _NARROWING, _NARROWEST = 0.7, 2e-3
-# before the wells, in each of them, and at each width of sharpening
+# Steps before the wells, in each of them, and at each width of sharpening.
+# Chosen by: arbitrary budget.
 _OPENING_STEPS, _STEPS = Budget(steps=40, damping=1e-2), Budget(steps=10, damping=1e-2)
 _SHARP_STEPS = 3
-_LOWEST_WALL = 0.1  # against negative features, however narrow the well is
-_ZERO_WEIGHT = 0.1  # weight of an entry's zero against the softmax's equations
-_BLUNT, _SHARPEST = 1e-2, 1e-6  # widths between which entries are told from zeros
-_ZERO = 3e-5  # of a usual feature, below which an entry is zero
+# [unit slope] of the wall, however narrow a well is. Chosen by: arbitrary margin.
+_LOWEST_WALL = 0.1
+# [weight] of an entry's zero beside the softmax's equations. Chosen by: arbitrary margin.
+_ZERO_WEIGHT = 0.1
+# [of a usual feature] widths between which entries are told from zeros, and below which an entry is
+# zero. Chosen by: arbitrary margin.
+_BLUNT, _SHARPEST, _ZERO = 1e-2, 1e-6, 3e-5
 
 
 def extract_sparse(observation: Observation, generator: torch.Generator) -> Extracted | None:

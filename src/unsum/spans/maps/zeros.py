@@ -26,18 +26,23 @@ from unsum.engine.hunt import Hunt
 from unsum.running.progress import SILENT
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 
-_SHRINK, _FINEST = (
-    0.75,
-    1e-3,
-)  # what counts as zero becomes smaller in each step, down to this share of the root mean square
-_BELOW = 4.0  # weight of entries below zero, in units of those of a tenth of the root mean square
-_ENTRIES, _EACH = 4096, 128  # that are looked at, at least, and for each unknown
-_STARTS, _ROUNDS = 3, 6  # starts for each sample in a round
-# distance of directions within which two ends are one: neighboring places may differ by a few
-# percent
+# [of the root mean square] what counts as zero at last, and [of it before] in each step.
+# Chosen by: arbitrary budget.
+_FINEST, _SHRINK = 1e-3, 0.75
+# [weights of a tenth of the root mean square] of entries below zero. Chosen by: arbitrary margin.
+_BELOW = 4.0
+# [entries] that are looked at, at least and for each unknown. Chosen by: arbitrary budget.
+_ENTRIES, _EACH = 4096, 128
+# [starts] for each sample in a round, and [rounds] at most. Chosen by: arbitrary budget.
+_STARTS, _ROUNDS = 3, 6
+# [distance] of directions within which two ends are one: neighboring places may differ by a few
+# percent. Chosen by: arbitrary margin.
 _SAME = 1e-2
-_ON = 5e-2  # of the root mean square: entries that surely are not zero
-_CHUNK = 1 << 24  # entries of all weighted spaces together that are held at a time: 128 MB
+# [of the root mean square] from which entries surely are not zero. Chosen by: arbitrary margin.
+_ON = 5e-2
+# [entries] of all weighted spaces together that are held at a time, 128 MB.
+# Chosen by: arbitrary budget.
+_CHUNK = 1 << 24
 
 
 class SparseMaps(NamedTuple):

@@ -26,16 +26,27 @@ from unsum.spans.tokens.block import FirstBlock, Map
 from unsum.spans.tokens.deflate import taken_out
 from unsum.update import Update
 
-_UNITS = 6  # hidden units that are looked at for each token: five equations for every unknown
-_FEWEST = 32  # starts of a round
-# for each token that is missing, and in all: a GPU has room for more
+# [hidden units] that are looked at for each token: five equations for every unknown.
+# Chosen by: arbitrary budget.
+_UNITS = 6
+# [starts] of a round at least, and for each token that is missing and in all: a GPU has room for
+# more. Chosen by: arbitrary budget.
+_FEWEST = 32
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}
-MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
-_NEIGHBORS = 0.05  # relative distance within which two roots may be one that is known badly
-_AS_WELL = 3.0  # times the misfit of two roots that their mean may have to be one as well
-_BEST = 16  # ends of such a round that are followed
-_WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
-# rounds in a row without a new token, after which it is sought in the next of four ways
+# [of the channels] that tokens may take, for their span to leave equations.
+# Chosen by: arbitrary margin.
+MOST = 0.9
+# [relative distance] within which two roots may be one that is known badly.
+# Chosen by: arbitrary margin.
+_NEIGHBORS = 0.05
+# [misfits of two roots] that their mean may have to be one as well. Chosen by: arbitrary margin.
+_AS_WELL = 3.0
+# [ends] that are followed where what was taken out left errors. Chosen by: arbitrary budget.
+_BEST = 16
+# [of the tokens that are left] so many new ones are worth taking out. Chosen by: arbitrary budget.
+_WORTH = 0.1
+# [rounds] in a row without a new token, after which it is sought in the next of four ways.
+# Chosen by: arbitrary budget.
 _STUCK, _VIEWS = 3, 4
 # All were followed to roots of the same equations, so that what is near is the same, however badly
 # it is known: patches of one color differ by their positions alone. A round of a large network
