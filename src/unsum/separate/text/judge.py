@@ -156,7 +156,7 @@ def doubt_unheld(played: PlayedText) -> list[str]:
     if not played.unheld:
         return []
     return [
-        f"Token {name_some(played.unheld)} of the embedding has a gradient and stands in no "
+        f"Token {name_some([*played.unheld])} of the embedding has a gradient and stands in no "
         "sequence that was found."
     ]
 
