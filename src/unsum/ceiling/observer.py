@@ -18,8 +18,8 @@ class Observer:
     deviation `noise`.
 
     The other clients' data are granted, so that their updates cancel. The noise that each of them
-    adds to its own, and sends as it is, does not: Gaussian noise of K clients is √K as large in the sum. In units of
-    this client's update, the noise of the mean is
+    adds to its own, and sends as it is, does not: Gaussian noise of K clients is √K as large in the
+    sum. In units of this client's update, the noise of the mean is
 
         σ √K  (each client's)      √((σ √K)² + (K σ_server)²)  (with the server's)
 

@@ -34,7 +34,7 @@ from unsum_bench.scripts.above_clients import CLASSES, Client, Pair, flat
 # for other clients, or in need of a learned generator
 OTHERS = {"text", "tokens", "gias", "lti", "hcgla", "ggl"}
 ORACLES = ("told", "every world")
-PAIRS, FEW = 4, 4  # pairs of worlds of an oracle's case, and where an attack takes long
+PAIRS, FEW = 3, 3  # pairs of worlds of an oracle's case, and where an attack takes long
 SECONDS = 0.5  # of one attack
 # [s] of gradient matching, which is never cut short: on these networks its steps take less
 MATCHING = 30.0
