@@ -17,7 +17,7 @@ from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
 from unsum.audit import ceiling_words
 from unsum.audit.bounds import proven_chain
-from unsum.audit.gate import render_junit
+from unsum.audit.gate_files import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
 from unsum.audit.text_verdict import Texts
 from unsum.ceiling.worst_case import worst_case
