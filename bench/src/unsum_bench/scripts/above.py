@@ -63,6 +63,10 @@ BOUND, BOUND_QUICKLY, _WELL = 24, 4, 0.1
 _TOLD, _ALL = 0.94, 0.04
 _FRESH, _STEP = 0.6, 0.3  # share of cases from anywhere, size of a child's step in orders of noise
 _SELDOM = 0.6
+_CROWD = 0.4  # share of the cases in which others add noise as well
+# noises whose clients compute the same before them, and cases of one client
+ALIKE = (("gaussian", "two gaussians"), ("laplace", "laplace, gaussian"))
+EACH = 12
 # what a kind of case is of
 KIND = ("attacker", "secret", "data", "network", "before", "kind", "after", "training", "observer",
         "around")  # fmt: skip
@@ -91,19 +95,12 @@ def fresh(
     several = several and chance.random() < (0.1 if kind in PRIVATE else 0.5)
     training = chance.choice([*TRAININGS]) if several else "gradient"
     after = "nothing" if attacker == "descent" else chance.choice([*3 * ["nothing"], *AFTER])
-    crowds = (
-        attacker in ORACLES
-        and kind not in PRIVATE
-        and not (kind == "flower" and after != "nothing")
-    )
-    observer = chance.choice([*OBSERVERS]) if crowds and chance.random() < 0.4 else "server"
     plain = (
         data in TEXTS
         or kind in PRIVATE
         or before in ("mixup", "smooth", "dp")
         or attacker not in ORACLES
     )
-    rounds = attacker == "told" and secret == "sample" and training == "gradient"
     declared = data in ("picture", "colors", "row") and chance.random() < 0.4
     return {
         "attacker": attacker,
@@ -115,8 +112,8 @@ def fresh(
         "before": before,
         "after": after,
         "kind": kind,
-        "observer": observer,
-        "rounds": chance.choice((1, 1, 1, 2, 3)) if rounds else 1,
+        "observer": _observer(attacker, kind, after, chance),
+        "rounds": 1,
         "around": "random" if attacker == "every world" else chance.choice(("own", "random")),
         "samples": _samples(attacker, network, secret, chance) + (training != "gradient"),
         "bound": BOUND if chance.random() < _WELL else BOUND_QUICKLY,
@@ -128,6 +125,20 @@ def fresh(
         "head": 10 ** chance.uniform(-0.5, 1.0),
         "seed": chance.randrange(2**30),
     }  # fmt: skip
+
+
+def _observer(attacker: str, kind: str, after: str, chance: random.Random) -> str:
+    if attacker not in ORACLES or kind in PRIVATE or (kind == "flower" and after != "nothing"):
+        return "server"
+    return chance.choice([*OBSERVERS]) if chance.random() < _CROWD else "server"
+
+
+def _over_rounds(genome: Genome) -> bool:
+    return (genome["attacker"], genome["secret"], genome["training"]) == (
+        "told",
+        "sample",
+        "gradient",
+    )
 
 
 def _attacker(chance: random.Random, attackers: Sequence[str]) -> str:
@@ -266,8 +277,24 @@ class Record:
         return record
 
 
-def try_case(genome: Genome, record: Record, *, pairs: int = PAIRS) -> None:
-    client, name = Client.of(genome), genome["attacker"]
+def louder(genome: Genome, chance: random.Random) -> Genome:
+    """The same client under another noise: what it computes before is played once for all."""
+    alike = next((group for group in ALIKE if genome["kind"] in group), (genome["kind"],))
+    after = chance.choice([*3 * ["nothing"], *AFTER])
+    changed = {
+        "noise": 10 ** chance.uniform(-1.5, 1.0),
+        "kind": chance.choice(alike),
+        "after": after,
+        "observer": _observer(genome["attacker"], genome["kind"], after, chance),
+        "rounds": chance.choice((1, 1, 1, 2, 3)) if _over_rounds(genome) else 1,
+    }
+    return genome | changed
+
+
+def try_case(
+    genome: Genome, record: Record, *, pairs: int = PAIRS, client: Client | None = None
+) -> None:
+    client, name = client or Client.of(genome), genome["attacker"]
     count = pairs if name in ORACLES else FEW
     found = measure(client, name, count, genome["seed"])
     played = found.games
@@ -309,7 +336,12 @@ def search(
             two = chance.choices(list(record.best.values()), k=2)
             genome = child(max(two, key=lambda one: one[0])[1], chance)
         try:
-            try_case(genome, record, pairs=pairs)
+            client = Client.of(genome)
+            try_case(genome, record, pairs=pairs, client=client)
+            for _ in range(EACH - 1 if genome["attacker"] in ORACLES and done < cases else 0):
+                done += 1
+                genome = louder(genome, chance)
+                try_case(genome, record, pairs=pairs, client=client.under(genome))
         except UnsumError as refusal:
             record.refused += 1
             said = f"{genome['attacker']}: {refusal}"

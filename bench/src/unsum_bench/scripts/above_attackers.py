@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from unsum.attack import attack
-from unsum.ceiling.client import Played, World, separated
+from unsum.ceiling.client import World, separated
+from unsum.ceiling.coin import Separation
 from unsum.gradients import in_eval_mode
 from unsum.labels import LABEL_RULES
 from unsum.match import MATCHERS
@@ -43,6 +44,7 @@ STEPS = {"dlg": 2, "idlg": 2}
 _STEPS_ELSE = 40
 MATCHED = {entry.name for entry in MATCHERS} - OTHERS
 _LEAST = 0.3  # of a fair coin's deviation: few pairs that agree do not make an error vanish
+_TRUE = 12  # worlds that an attacker who knows all worlds is sent updates of
 _CERTAIN = 40.0  # log likelihood ratio that leaves no doubt in float64
 
 
@@ -76,25 +78,35 @@ class Measured:
 def measure(client: Client, name: str, pairs: int, seed: int) -> Measured:
     if name == "every world":
         return _every_world(client, pairs, seed)
-    draw, drawn = torch.Generator().manual_seed(seed + 1), list(client.pairs(pairs, seed))
-    got, exact, games = [], [], 0
-    for pair in drawn:
-        if name == "told":
-            one, count = _told(client, pair, draw)
-        else:
-            one, count = _attacked(client, name, pair, draw)
-        got.append(one)
-        games += count
-        exact.append(_allowed(client, pair, by_share=name == "told"))
+    draw, drawn = torch.Generator().manual_seed(seed + 1), client.pairs(pairs, seed)
+    scores = [
+        _told(client, pair, draw) if name == "told" else _attacked(client, name, pair, draw)
+        for pair in drawn
+    ]
+    got = [float(score.mean()) for score in scores]
+    exact = [_allowed(client, pair, by_share=name == "told") for pair in drawn]
     limit = client.limit if name == "told" else client.naming_limit
-    over = [a - (math.inf if b is None else b) for a, b in zip(got, exact, strict=True)]
+    games = sum(map(len, scores))
+    over = _mean(got) - _mean([most for most in exact if most is not None] or [math.inf])
     return Measured(
-        games,
-        sum(got) / len(got),
+        games * client.genome["rounds"],
+        _mean(got),
         limit,
         _errors([one - limit for one in got], games),
-        _errors(over, games) if math.isfinite(sum(over)) else -math.inf,
+        over / _deviation(scores) if None not in exact else -math.inf,
     )
+
+
+def _deviation(scores: Sequence[Tensor]) -> float:
+    """Of the mean over pairs, each with noise of its own; of scores that are all alike that of a
+    coin, so that a few that agree do not make an error vanish."""
+    own = math.sqrt(sum(float(one.var()) / len(one) for one in scores)) / len(scores)
+    games = sum(map(len, scores))
+    return max(own, 0.5 / math.sqrt(games) * _LEAST, 1 / games)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _by_share(client: Client, pair: Pair) -> bool:
@@ -105,7 +117,7 @@ def _by_share(client: Client, pair: Pair) -> bool:
 
 def _allowed(client: Client, pair: Pair, *, by_share: bool) -> float | None:
     """What the product allows of this very pair, in the unit in which it is scored."""
-    found, worst = client.exact(pair.worlds), client.ceiling.worst
+    found, worst = client.exact(pair), client.ceiling.worst
     if found is None:
         return None
     if client.genome["secret"] != "sample" or not by_share:
@@ -118,8 +130,8 @@ def _allowed(client: Client, pair: Pair, *, by_share: bool) -> float | None:
     return min(found.share(client.noise), cap)
 
 
-def _told(client: Client, pair: Pair, draw: torch.Generator) -> tuple[float, int]:
-    """The mean over noisy updates of both worlds, as many of each."""
+def _told(client: Client, pair: Pair, draw: torch.Generator) -> Tensor:
+    """Of noisy updates of both worlds, as many of each."""
     one, other = (flat(update) for update in pair.clean)
     got = []
     for coin in (0, 1):
@@ -134,7 +146,7 @@ def _told(client: Client, pair: Pair, draw: torch.Generator) -> tuple[float, int
             continue
         right = torch.where(ratio == 0, 0.5, (ratio * sign > 0).double())
         got.append(2 * right - 1 if client.genome["secret"] == "sample" else right)
-    return float(torch.cat(got).mean()), 2 * len(got[0]) * client.genome["rounds"]
+    return torch.cat(got)
 
 
 def log_ratio(client: Client, sent: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -146,38 +158,55 @@ def log_ratio(client: Client, sent: Tensor, one: Tensor, other: Tensor) -> Tenso
     return (sent - (one + other) / 2) @ (other - one) / noise.scale**2
 
 
-def _every_world(client: Client, bases: int, seed: int) -> Measured:
-    """The posterior mean over all worlds of the sample, in place of the sample, others as they are
-    or at random; beside it the mean over all pairs of these worlds that differ in one coin."""
-    draw, case = torch.Generator().manual_seed(seed), client.case
-    steps = client.coins()
-    signs = torch.tensor(list(product((0.0, 1.0), repeat=len(steps))), dtype=torch.float64)
-    weights = torch.stack([step.square().sum() for step in steps])
-    weights = weights / weights.sum()
-    own = case.inputs[case.focus]
-    rows = own.double().flatten() + signs @ torch.stack(steps)
-    got, exact, games = [], [], 0
-    for _ in range(max(bases // 4, 1)):
-        base = case.world
+@dataclass(frozen=True, eq=False)
+class AllWorlds:
+    """Of a sample's coins, with the weight of each and the noise-free updates; the other samples
+    are at random."""
+
+    worlds: list[World]
+    signs: Tensor
+    weights: Tensor
+    clean: list[Update]
+    means: Tensor
+    apart: list[list[Separation]] = field(default_factory=list)  # of every coin the product's
+
+    @classmethod
+    def of(cls, client: Client, draw: torch.Generator) -> AllWorlds:
+        case, steps = client.case, client.coins()
+        signs = torch.tensor(list(product((0.0, 1.0), repeat=len(steps))), dtype=torch.float64)
+        weights = torch.stack([step.square().sum() for step in steps])
+        own, base = case.inputs[case.focus], case.world
         for each in client.everybody:  # of one sample alone this changes nothing
             base = each.shuffled(base, draw)
         worlds = []
-        for row in rows:
+        for row in own.double().flatten() + signs @ torch.stack(steps):
             inputs = base.inputs.clone()
             inputs[case.focus] = row.view(own.shape).to(own.dtype)
             worlds.append(base._replace(inputs=inputs))
         clean = [client.clean(world) for world in worlds]
         means = torch.stack([flat(update) for update in clean])
+        return cls(worlds, signs, weights / weights.sum(), clean, means)
+
+
+def _every_world(client: Client, bases: int, seed: int) -> Measured:
+    """The posterior mean over all worlds of the sample, in place of the sample, others as they are
+    or at random; beside it the mean over all pairs of these worlds that differ in one coin."""
+    draw, kept = torch.Generator().manual_seed(seed), client.played.every_world
+    got, exact, games = [], [], 0
+    for base in range(max(bases // PAIRS, 1)):
+        if (base, seed) not in kept:
+            kept[base, seed] = AllWorlds.of(client, draw)
+        every = kept[base, seed]
         leaks = []
-        for k in torch.randint(len(worlds), (12,), generator=draw).tolist():
-            sent = client.rows(clean[k], worlds[k], draw)
-            log = _log_density(client, sent, means)
-            answer = log.softmax(1) @ signs  # (n, K)
-            left = (answer - signs[k]).square() @ weights * 4
+        for k in torch.randint(len(every.worlds), (_TRUE,), generator=draw).tolist():
+            sent = client.rows(every.clean[k], every.worlds[k], draw)
+            log = _log_density(client, sent, every.means)
+            answer = log.softmax(1) @ every.signs  # (n, K)
+            left = (answer - every.signs[k]).square() @ every.weights * 4
             leaks.append(float((1 - left).mean()))
             games += len(sent)
         got += leaks
-        exact += [_mean_over_pairs(client, worlds, signs, weights)] * len(leaks)
+        exact += [_mean_over_pairs(client, every)] * len(leaks)
     limit, alone = client.limit, client.genome["samples"] == 1  # else few worlds of the others
     return Measured(
         games,
@@ -196,27 +225,29 @@ def _log_density(client: Client, sent: Tensor, means: Tensor) -> Tensor:
     return (sent @ means.T - means.square().sum(1) / 2) / noise.scale**2
 
 
-def _mean_over_pairs(
-    client: Client, worlds: Sequence[World], signs: Tensor, weights: Tensor
-) -> float:
+def _mean_over_pairs(client: Client, every: AllWorlds) -> float:
     """What the product allows of a sample whose coins are all open, gone through pair by pair."""
     distances = client.ceiling.distances
     if distances is None:
         return client.limit
-    played: list[Played] = [distances.client(world) for world in worlds]
-    by_size, noise, total = client.noise.kind == "laplace", client.noise, 0.0
-    coins = signs.shape[1]
-    for k in range(coins):
-        shift = 2 ** (coins - 1 - k)
-        pairs = [j for j in range(len(worlds)) if signs[j, k] == 0]
-        found = [separated(played[j], played[j + shift], by_size=by_size) for j in pairs]
-        total += float(weights[k]) * sum(one.known(noise) for one in found) / len(found)
+    if not every.apart:
+        played = [distances.client(world) for world in every.worlds]
+        by_size, coins = client.noise.kind == "laplace", every.signs.shape[1]
+        for k in range(coins):
+            shift = 2 ** (coins - 1 - k)
+            pairs = [j for j in range(len(played)) if every.signs[j, k] == 0]
+            every.apart.append(
+                [separated(played[j], played[j + shift], by_size=by_size) for j in pairs]
+            )
+    total = 0.0
+    for weight, found in zip(every.weights.tolist(), every.apart, strict=True):
+        total += weight * sum(one.known(client.noise) for one in found) / len(found)
     worst = client.ceiling.worst
     return total if worst is None else min(total, worst.cap())
 
 
-def _attacked(client: Client, name: str, pair: Pair, draw: torch.Generator) -> tuple[float, int]:
-    """How often an attack's answer is nearer to the world that was sent, of one update of each."""
+def _attacked(client: Client, name: str, pair: Pair, draw: torch.Generator) -> Tensor:
+    """Whether an attack's answer is nearer to the world that was sent, of one update of each."""
     right = []
     for coin in (0, 1):
         (sent,) = client.sent(pair.clean[coin], pair.worlds[coin], 1, draw)  # type: ignore[arg-type]
@@ -226,7 +257,7 @@ def _attacked(client: Client, name: str, pair: Pair, draw: torch.Generator) -> t
         else:
             ratio = registered(client, name, worlds, sent)
         right.append(0.5 if ratio == 0 else float((ratio > 0) == bool(coin)))
-    return sum(right) / 2, 2
+    return torch.tensor(right, dtype=torch.float64)
 
 
 def descent(client: Client, worlds: tuple[World, World], sent: Update, steps: int = 10) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.ceiling import Ceiling, Effort, Observer, Simulation, prove
+from unsum.ceiling import Ceiling, Effort, Observer, Simulation
 from unsum.ceiling.bound import Distances
 from unsum.ceiling.client import World, separated
 from unsum.ceiling.coin import Separation
+from unsum.ceiling.prove import Prover
 from unsum.ceiling.secret import Presence, Secret, TwoWorlds, View, stratum_of
 from unsum.client.capture import capture
 from unsum.client.local import capture_local
@@ -304,6 +305,19 @@ class Pair:
     clean: tuple[Update, Update]
 
 
+@dataclass(eq=False)
+class Played:
+    """What does not depend on the noise: the same for all mechanisms, observers and rounds of a
+    client."""
+
+    typical: float
+    prover: Prover | None = None
+    pairs: dict[tuple[int, int], list[Pair]] = field(default_factory=dict)
+    apart: dict[int, Separation] = field(default_factory=dict)
+    own_gradients: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    every_world: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, eq=False)
 class Client:
     """One case's client: its bound, and the games that it plays."""
@@ -313,6 +327,7 @@ class Client:
     chain: list[Defense]
     before: list[Defense]
     observer: Observer
+    played: Played
 
     @classmethod
     def of(cls, genome: Genome) -> Client:
@@ -332,17 +347,23 @@ class Client:
         )
         case = replace(case, model=_model(genome, case))
         before = BEFORE[genome["before"]]()
-        noise = genome["noise"] * _typical(case, before)
-        added = NOISE[genome["kind"]](noise, len(case.inputs))
-        chain = [*before, *added, *AFTER[genome["after"]]()]
-        played = [unsum.Clip(CLIP)] if genome["kind"] == "flower" else []
+        if genome["kind"] == "flower":
+            before += [unsum.Clip(CLIP)]
         if genome["kind"] in PRIVATE:
-            played = [unsum.DPSGD(0.0, clip=CLIP if genome["kind"] == "dp" else 1.0)]
+            before = [unsum.DPSGD(0.0, clip=CLIP if genome["kind"] == "dp" else 1.0)]
+        first = cls(genome, case, [], before, Observer(), Played(_typical(case, before)))
+        return first.under(genome)
+
+    def under(self, genome: Genome) -> Client:
+        """The same client with another noise of the same kind, another observer, or more rounds."""
+        noise = genome["noise"] * self.played.typical
+        added = NOISE[genome["kind"]](noise, len(self.case.inputs))
+        chain = [*BEFORE[genome["before"]](), *added, *AFTER[genome["after"]]()]
         crowd = OBSERVERS[genome["observer"]]
         observer = Observer() if crowd.clients == 1 else Observer("aggregate", crowd.clients)
         if crowd.central:
             observer = Observer("outsider", crowd.clients, crowd.central * noise)
-        return cls(genome, case, chain, [*before, *played], observer)
+        return Client(genome, self.case, chain, self.before, observer, self.played)
 
     @cached_property
     def noise(self) -> AddedNoise:
@@ -386,7 +407,9 @@ class Client:
             every_label=kind == "any label",
             presence=kind == "presence",
         )
-        return prove(self.case, self.chain, observer=self.observer, effort=effort)
+        if self.played.prover is None:
+            self.played.prover = Prover(self.case, effort=effort)
+        return replace(self.played.prover, observer=self.observer)(self.chain)
 
     @cached_property
     def limit(self) -> float:
@@ -408,32 +431,38 @@ class Client:
         """The product's, of the chance to name the secret's value, by one update."""
         return float(self.ceiling.guesses[0]) if self.genome["secret"] == "sample" else self.limit
 
-    def exact(self, worlds: TwoWorlds) -> Separation | None:
+    def exact(self, pair: Pair) -> Separation | None:
         """What the product finds of this very pair; None where it looks at none."""
-        distances = self.ceiling.distances
+        known, distances = self.played.apart, self.ceiling.distances
         if distances is None:
             return None
-        one, other = (distances.client(world) for world in worlds[:2])
-        found = separated(one, other, by_size=self.noise.kind == "laplace")
-        return replace(found, discrete=worlds.discrete).repeated(self.genome["rounds"])
+        if id(pair) not in known:
+            one, other = (distances.client(world) for world in pair.worlds[:2])
+            found = separated(one, other, by_size=self.noise.kind == "laplace")
+            known[id(pair)] = replace(found, discrete=pair.worlds.discrete)
+        found = known[id(pair)]
+        return found.repeated(self.genome["rounds"])
 
     def clean(self, world: World) -> Update:
         """What the client computes before the noise; mixup and dropout fall as its seed says."""
         torch.default_generator.manual_seed(self.case.seed)
         return _captured(self.case, world, self.before)
 
-    def pairs(self, count: int, seed: int) -> Iterator[Pair]:
+    def pairs(self, count: int, seed: int) -> list[Pair]:
         """So many, around the client's own world or each around another world at random."""
-        draw = torch.Generator().manual_seed(seed)
-        own: dict[int, Update] = {}
+        if (count, seed) not in self.played.pairs:
+            self.played.pairs[count, seed] = list(self._pairs(count, seed))
+        return self.played.pairs[count, seed]
+
+    def _pairs(self, count: int, seed: int) -> Iterator[Pair]:
+        draw, own = torch.Generator().manual_seed(seed), None
         for _ in range(count):
             secret = self.secrets[int(torch.randint(len(self.secrets), (), generator=draw))]
             worlds = self._drawn(secret, draw)
-            key = id(worlds.one)
-            if worlds.one is not self.case.world:
-                one = self.clean(worlds.one)
+            if worlds.one is self.case.world:
+                one = own = own or self.clean(worlds.one)
             else:
-                one = own[key] = own.get(key) or self.clean(worlds.one)
+                one = self.clean(worlds.one)
             yield Pair(worlds, (one, self.clean(worlds.other)))
 
     def _drawn(self, secret: Secret, draw: torch.Generator) -> TwoWorlds:
@@ -504,9 +533,12 @@ class Client:
         own gradients are the same in all of them, and are taken once where there is one step."""
         if self.case.training is not None:
             return [_captured(self.case, world, self.chain) for _ in range(count)]
-        held = dp.per_sample_gradients(
-            first_step(self.case.model, world.inputs, world.targets, True, self.case.loss)
-        )
+        known = self.played.own_gradients
+        if id(world) not in known:  # worlds stay with their pairs
+            known[id(world)] = dp.per_sample_gradients(
+                first_step(self.case.model, world.inputs, world.targets, True, self.case.loss)
+            )
+        held = known[id(world)]
 
         def again(_step: object) -> dict[str, Tensor]:  # Opacus marks what it has seen
             return {name: rows.clone() for name, rows in held.items()}
