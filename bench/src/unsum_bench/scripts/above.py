@@ -338,7 +338,8 @@ def search(
         try:
             client = Client.of(genome)
             try_case(genome, record, pairs=pairs, client=client)
-            for _ in range(EACH - 1 if genome["attacker"] in ORACLES and done < cases else 0):
+            several = EACH if genome["attacker"] in ORACLES else 1
+            for _ in range(int(min(several - 1, cases - done))):
                 done += 1
                 genome = louder(genome, chance)
                 try_case(genome, record, pairs=pairs, client=client.under(genome))
