@@ -81,6 +81,32 @@ def test_texts_of_which_nothing_was_read_are_unproven(
         )
 
 
+@pytest.mark.parametrize(
+    ("labels", "any_label", "told"),
+    [
+        ((0.55, 0.994, 0.6), None, "99 %"),
+        ((0.55, 0.59, 0.51), (0.55, 0.7, 0.55), "70 %"),
+        ((0.55, 0.59, 0.51), (0.55, 0.59, 0.55), ""),
+        ((NAN, NAN, NAN), None, ""),
+    ],
+)
+def test_protected_samples_say_whether_their_labels_are(
+    labels: tuple[float, ...], any_label: tuple[float, ...] | None, told: str
+) -> None:
+    """Chances of 0.6 and less are hidden: a fifth of what a guess leaves open."""
+    audit = audited((0.1, 0.1, 0.1), (0.15, 0.15, 0.15))
+    assert audit.bound is not None
+    any_label_ = None if any_label is None else torch.tensor(any_label)
+    bound = replace(audit.bound, labels=torch.tensor(labels), any_label=any_label_)
+    verdict = replace(audit, bound=bound).verdict
+    assert verdict.state == "protected"
+    said = "its labels are not proven to be hidden." in verdict.headline
+    assert said == bool(told)
+    sentence = "The ceiling of the samples says nothing of their labels: one can be told from"
+    last = f"{sentence} another with a chance of up to {told}."
+    assert (verdict.details[-1] == last) == said
+
+
 def test_the_gate_on_found_says_what_it_does_not_show() -> None:
     unproven = audited((0.1, 0.1, 0.1), (0.5, 0.85, 0.3))
     assert unproven.gate(0.2).exit_code == 0

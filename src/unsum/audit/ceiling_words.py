@@ -201,3 +201,15 @@ def hides_labels(bound: Ceiling) -> bool:
     """Whether nobody tells any label from another one by the level better than a guess: neither
     from its likeliest alternative nor from the others, which may lie further apart."""
     return hidden(bound.labels) and bound.any_label is not None and hidden(bound.any_label)
+
+
+def labels_open(bound: Ceiling) -> str:
+    """A sentence where labels may be told although the samples are protected; else empty."""
+    chances = [one for one in (bound.labels, bound.any_label) if one is not None]
+    told = [float(one.max()) for one in chances if not bool(one.isnan().any()) and not hidden(one)]
+    if not told:
+        return ""
+    return (
+        "The ceiling of the samples says nothing of their labels: one can be told from another "
+        f"with a chance of up to {percent(max(told))}."
+    )

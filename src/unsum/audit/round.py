@@ -88,10 +88,11 @@ class Sent:
             ):  # the model takes other inputs, or fewer are no batch for it
                 read = self._read(find_head(self.model)[1], [inputs.to(self.images)])
                 guesses.append(read.flatten(1).mean(0))
-            # what `adaptive` answers with where noise drowns the update
-            with suppress(UnsumError), in_mode(self.model, self.train):
-                head = Head.of(self.model, self.update)
-                prior = feature_prior(head, self.model, inputs, self.seed)
+        # what `adaptive` answers with where noise drowns the update, with public inputs or without
+        with suppress(UnsumError), in_mode(self.model, self.train):
+            head = Head.of(self.model, self.update)
+            for public in {id(given): given for given in (inputs, None)}.values():
+                prior = feature_prior(head, self.model, public, self.seed)
                 guesses += [] if prior is None else [prior.mean.to(self.images)]
         return Truth(self.images, self.features, torch.stack(guesses) if guesses else None)
 

@@ -236,7 +236,19 @@ def judge(
     read = "labels" if level == "labels" else sizes.named(_read(level, shares))
     headline = _headline(level, shares, sizes) if level != "labels" else ""
     headline = headline or f"{given[0]}{_unseen(counted, proven)}"
+    if level == "protected" and bound is not None:
+        headline, details = _beside_labels(headline, details, bound)
     return Verdict(level, count(known) / total, headline, details, read=read, alarm=alarm)
+
+
+def _beside_labels(headline: str, details: list[str], bound: Ceiling) -> tuple[str, list[str]]:
+    """Headline and details, where the labels of protected samples are not shown to be hidden."""
+    told = ceiling_words.labels_open(bound)
+    return (
+        (f"{headline[:-1]}; its labels are not proven to be hidden.", [*details, told])
+        if told
+        else (headline, details)
+    )
 
 
 def _unseen(counted: bool, proven: bool) -> str:
@@ -277,9 +289,8 @@ def judge_captured(
         )
     details += [*named_alone(leak), *([] if bound is None else [ceiling_words.beside(bound)])]
     if level == "open" and bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
-        return Verdict(
-            "protected", 0.0, _headline("protected", [], replace(sizes, noun=bound.unit)), details
-        )
+        headline = _headline("protected", [], replace(sizes, noun=bound.unit))
+        return Verdict("protected", 0.0, *_beside_labels(headline, details, bound))
     if level == "open" and is_telling(leak.label_counts):
         open_still = (
             f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."

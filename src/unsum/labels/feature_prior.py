@@ -12,7 +12,8 @@ of
 
 over the inputs' features fᵢ, each guessed from the others. They tell as well how much one input's
 features are larger than another's: `spread`, the standard deviation of ⟨fᵢ, gᵢ⟩/‖gᵢ‖² from 1, where
-gᵢ is the guess at fᵢ. Where nobody grants public inputs, made-up ones take their place.
+gᵢ is the guess at fᵢ. Where nobody grants public inputs, or the model takes others, made-up ones
+take their place.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class FeaturePrior:
 def feature_prior(
     head: Head, model: nn.Module, public: Tensor | None, seed: int = 0
 ) -> FeaturePrior | None:
-    """None where nobody granted inputs and the model does not show which ones it takes."""
+    """None where no inputs that were granted fit the model, and it does not show which ones do."""
     weight, objects = head.W, (model,) if public is None else (model, public)
     key = model.training, seed, head.name, version(weight)
     return once(
@@ -103,7 +104,7 @@ def _feature_prior(
         seen = [probe.send(batch)[0].to(head.W.device).double() for batch in batches]
     except (UnsumError, RuntimeError, ValueError, IndexError):
         # inputs of another kind than this model takes
-        return None
+        return None if public is None else _feature_prior(head, model, None, seed)
     if any(part.shape[1] != head.W.shape[1] or not bool(part.isfinite().all()) for part in seen):
         return None
     beside = [] if public is None or not made else [seen.pop(0).mean(0)]
