@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from unsum.errors import UnsumError
 from unsum.gradients import main_output, same_buffers, same_modes
 from unsum.losses import Loss, Softmax, declared
 from unsum.update import Update
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Gradients = dict[str, Tensor]
 
@@ -77,7 +80,7 @@ class InsideClient(Protocol):
 _KINDS: dict[type, bool] = {}
 
 
-def is_inside(part: object) -> TypeGuard[InsideClient]:
+def is_inside(part: object) -> TypeIs[InsideClient]:
     """`isinstance` of the protocol, looked up once for each class: of a small client it would take
     a tenth of the time."""
     kind = type(part)
