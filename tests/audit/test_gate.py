@@ -15,7 +15,8 @@ import torch
 from support.audits import bounded, captured, synthetic
 from support.audits import shares as own
 from unsum import UnsumError
-from unsum.audit.gate import Gate, check_gate, render_junit, render_sarif, sentence
+from unsum.audit.gate import Gate, check_gate
+from unsum.audit.gate_files import render_junit, render_sarif, sentence
 from unsum.audit.leakage import Shares, vouched
 from unsum.audit.report import Audit
 from unsum.audit.result import SampleRow

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import unsum
 from support.command import Run, runner
-from unsum.audit.gate import sentence
+from unsum.audit.gate_files import sentence
 from unsum.data.batch import embedded_batch
 
 SOURCE = """

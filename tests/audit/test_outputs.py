@@ -21,7 +21,7 @@ from rich.console import Console
 import unsum
 from support.audits import CLASSES, TITLES, captured, shares, synthetic, with_names
 from support.material import pictures, small_net
-from unsum.audit.gate import message_text, render_junit, render_sarif
+from unsum.audit.gate_files import message_text, render_junit, render_sarif
 from unsum.audit.report import Audit, render, render_markdown
 from unsum.audit.result import finite
 from unsum.audit.wording import markdown, one_line, plain

@@ -19,7 +19,7 @@ from unsum.audit import ceiling_words
 from unsum.audit.advice import advice
 from unsum.audit.bounds import proven_chain
 from unsum.audit.compare import Comparison
-from unsum.audit.gate import render_junit
+from unsum.audit.gate_files import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
 from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.report import Sweep

@@ -19,7 +19,7 @@ import unsum
 from support.long import long
 from unsum.attack.any_network import PROVES_NOTHING
 from unsum.audit import Audit
-from unsum.audit.gate import render_junit, render_sarif
+from unsum.audit.gate_files import render_junit, render_sarif
 from unsum.audit.leakage import Tried
 from unsum.audit.report import render
 from unsum.defend import Defense, parse_defense

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -484,6 +485,22 @@ def test_who_looks() -> None:
     assert samples(linear(), (x, y), observer=central, pairs=64) < [1.0]
     # no client adds noise
     assert samples(linear(), (x, y), observer=unsum.Observer("aggregate", clients=10)) == [1.0]
+
+
+@pytest.mark.parametrize("last", [unsum.Float16(), unsum.Clip(5.0), unsum.Laplace(1e-9)])
+@pytest.mark.parametrize("observer", ["aggregate", "outsider"])
+def test_others_noise_counts_only_where_nothing_follows_it(
+    observer: Literal["aggregate", "outsider"], last: unsum.defend.Defense
+) -> None:
+    """Of an update that is large beside its noise, rounding, clips and signs leave none of it: then
+    a mean holds this client's noise alone."""
+    x, y = batch()
+    distance = math.sqrt(2 * (float(x.double().square().sum()) + 1))
+    who = unsum.Observer(observer, clients=100, noise=3.0 * (observer == "outsider"))
+    how = {"defenses": [unsum.Noise(2.0), last], "pairs": 1, "observer": who}
+    found = unsum.ceiling(linear(), (x, y), **how)
+    assert float(found.labels[0]) == pytest.approx(normal_cdf(distance / 4), rel=1e-6)
+    assert found.to_dict()["noise"]["processed"]
 
 
 # Other clients' data, drawn from a public pool.

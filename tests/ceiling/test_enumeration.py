@@ -15,7 +15,7 @@ from torch import nn
 
 from support.long import long
 from support.worlds import DRAWS, ERRORS, Setup, Worlds, above
-from unsum.ceiling import Effort, Simulation, bound, prove, secret
+from unsum.ceiling import Effort, Simulation, bound, components, prove
 from unsum.ceiling.client import World
 from unsum.ceiling.coin import Separation
 from unsum.defend import Clip, ClipLayers, Noise, Sign
@@ -365,7 +365,7 @@ def test_mutations_of_the_product_are_caught(
         true = bound.separated
         monkeypatch.setattr(bound, "separated", lambda a, b, **how: _halved(true(a, b, **how)))
     if mutation == "one secret twice":
-        monkeypatch.setattr(secret, "_drawn", lambda mass, _share: len(mass) - 1)  # the dull one
+        monkeypatch.setattr(components, "drawn", lambda mass, _share: len(mass) - 1)  # the dull one
     scale = noise.scale * (2 if mutation == "double the noise" else 1)
     broken = prove(case, [Noise(scale)], effort=effort)
     assert found[0] > float(broken.samples[0]) + ERRORS * error

@@ -15,10 +15,13 @@ from unsum.ceiling import alternatives
 from unsum.ceiling.alternatives import changeable, likeliest_tokens, other_labels
 from unsum.ceiling.bits import bits_sent, leakage_of_bits
 from unsum.ceiling.bound import Distances
+from unsum.ceiling.cells import Cells
 from unsum.ceiling.client import Played, World
 from unsum.ceiling.coin import normal_cdf
+from unsum.ceiling.components import Components, Entries
 from unsum.ceiling.photos import coefficients, component
-from unsum.ceiling.secret import Cells, Components, Entries, Presence, Tokens
+from unsum.ceiling.secret import Presence
+from unsum.ceiling.tokens import Tokens
 from unsum.data.table_schema import TableColumn, TableSchema
 from unsum.defend.added import AddedNoise
 from unsum.models.language import IGNORED, TextTask

@@ -11,8 +11,9 @@ from typing import Any
 from unsum.audit.round import ClientCase
 from unsum.ceiling.bound import against
 from unsum.ceiling.client import Client
-from unsum.ceiling.prove import MOST, Effort, Prover, Simulation
+from unsum.ceiling.prove import MOST, Effort, Prover
 from unsum.ceiling.result import Ceiling
+from unsum.ceiling.simulation import Simulation
 from unsum.ceiling.worst_case import distance_for, worst_case
 from unsum.defend import Clip, Defense, Noise
 from unsum.errors import UnsumError, first_line

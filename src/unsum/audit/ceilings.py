@@ -17,8 +17,9 @@ from unsum.audit.text import is_text, text_inputs
 from unsum.ceiling.bound import Distances, above, against, limits_of
 from unsum.ceiling.client import Client, OwnLoss, World
 from unsum.ceiling.observer import Observer
-from unsum.ceiling.prove import MOST, PAIRS, Effort, Simulation, prove
+from unsum.ceiling.prove import MOST, PAIRS, Effort, prove
 from unsum.ceiling.result import Ceiling, of_limits
+from unsum.ceiling.simulation import Simulation
 from unsum.data import Batch, Source, client_batch, embedded_batch, open_data, photo_count, tags
 from unsum.data.table_file import is_table
 from unsum.data.texts import TextData

@@ -29,7 +29,7 @@ from unsum.audit.result import DepthRead, Setting
 from unsum.audit.round import Sent, attacked, shares_of, without_head
 from unsum.audit.sweep.bench import shown
 from unsum.ceiling.client import Played, World
-from unsum.ceiling.prove import Simulation
+from unsum.ceiling.simulation import Simulation
 from unsum.client.any_network import capture_any, usual_loss
 from unsum.client.capture import in_mode
 from unsum.client.step import ordered

@@ -23,7 +23,7 @@ from unsum.audit.result import Setting
 from unsum.audit.round import attacked
 from unsum.audit.sweep.bench import shown
 from unsum.audit.text_verdict import Texts
-from unsum.ceiling.prove import Simulation
+from unsum.ceiling.simulation import Simulation
 from unsum.client.capture import in_mode
 from unsum.client.text import capture_text
 from unsum.data import Batch

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unsum.ceiling.cells import Cells
 from unsum.ceiling.client import Client, Played, World, difference, separated
 from unsum.ceiling.coin import Separation
 from unsum.ceiling.interval import lower_limit, upper_limit
 from unsum.ceiling.others import Cloud
-from unsum.ceiling.secret import STRATA, Cells, Presence, Secret, TwoWorlds, View, stratum_of
+from unsum.ceiling.secret import STRATA, Presence, Secret, TwoWorlds, View, stratum_of
 from unsum.defend.added import AddedNoise
 from unsum.errors import UnsumError
 from unsum.running.deadline import out_of_time

@@ -178,7 +178,9 @@ def separated(one: Played, other: Played, *, by_size: bool = False) -> Separatio
     noisy = _differences(one.noisy, other.noisy)
     bare = noisy is None or not _same_bits(one.bare, other.bare)
     found = Separation.of(noisy or [], by_size=by_size, bare=bare)
-    return found if _same_bits(one.noisy, other.noisy) else found.of_other_bits()
+    if found.squared > 0 or _same_bits(one.noisy, other.noisy):
+        return found
+    return found.of_other_bits()
 
 
 def _same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -18,8 +18,8 @@ class Observer:
     deviation `noise`.
 
     The other clients' data are granted, so that their updates cancel. The noise that each of them
-    adds to its own does not: Gaussian noise of K clients is √K as large in the sum. In units of
-    this client's update, the noise of the mean is
+    adds to its own, and sends as it is, does not: Gaussian noise of K clients is √K as large in the
+    sum. In units of this client's update, the noise of the mean is
 
         σ √K  (each client's)      √((σ √K)² + (K σ_server)²)  (with the server's)
 
@@ -69,7 +69,9 @@ class Observer:
         if noise is None:
             return AddedNoise("gaussian", central) if central else None
         # Of Laplace noise, what the others or the server add is left out: the ceiling stays one.
-        if noise.kind != "gaussian":
+        # Nor does it count where each client rounds, clips or takes signs after its noise: of an
+        # update that is large beside it, none of the noise may be left then.
+        if noise.kind != "gaussian" or noise.processed:
             return noise
         own = noise.scale * math.sqrt(self.clients)
         return AddedNoise("gaussian", math.hypot(own, central), noise.every_step)

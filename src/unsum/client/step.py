@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from unsum.errors import UnsumError
 from unsum.gradients import main_output, same_buffers, same_modes
 from unsum.losses import Loss, Softmax, declared
 from unsum.update import Update
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Gradients = dict[str, Tensor]
 
@@ -74,6 +77,18 @@ class InsideClient(Protocol):
     def after(self, update: Update, step: ClientStep) -> Update: ...
 
 
+_KINDS: dict[type, bool] = {}
+
+
+def is_inside(part: object) -> TypeIs[InsideClient]:
+    """`isinstance` of the protocol, looked up once for each class: of a small client it would take
+    a tenth of the time."""
+    kind = type(part)
+    if kind not in _KINDS:
+        _KINDS[kind] = isinstance(part, InsideClient)
+    return _KINDS[kind]
+
+
 AnyDefense = InsideClient | Callable[[Update], Update]
 Defenses = Iterable[AnyDefense] | AnyDefense
 
@@ -81,8 +96,8 @@ Defenses = Iterable[AnyDefense] | AnyDefense
 def ordered(defenses: Defenses) -> list[AnyDefense]:
     """The single defenses in order of application; refuses an order that the client could not
     keep."""
-    given = [defenses] if callable(defenses) or isinstance(defenses, InsideClient) else defenses
-    several = (one.parts() if isinstance(one, InsideClient) else (one,) for one in given)
+    given = [defenses] if callable(defenses) or is_inside(defenses) else defenses
+    several = (one.parts() if is_inside(one) else (one,) for one in given)
     parts = [part for some in several for part in some]
     for first, second in pairwise(parts):
         one, two = _stage(first), _stage(second)
@@ -102,7 +117,7 @@ def ordered(defenses: Defenses) -> list[AnyDefense]:
 def before(parts: Iterable[AnyDefense], step: ClientStep) -> ClientStep:
     """The step as the defenses want it computed."""
     for part in parts:
-        if isinstance(part, InsideClient):
+        if is_inside(part):
             step = part.before(step)
     return step
 
@@ -110,7 +125,7 @@ def before(parts: Iterable[AnyDefense], step: ClientStep) -> ClientStep:
 def after(parts: Iterable[AnyDefense], update: Update, step: ClientStep) -> Update:
     """The update as it leaves the client."""
     for part in parts:
-        update = part.after(update, step) if isinstance(part, InsideClient) else part(update)
+        update = part.after(update, step) if is_inside(part) else part(update)
     return update
 
 
@@ -201,4 +216,4 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
 
 
 def _stage(defense: AnyDefense) -> Stage:
-    return defense.stage if isinstance(defense, InsideClient) else Stage.UPDATE
+    return defense.stage if is_inside(defense) else Stage.UPDATE

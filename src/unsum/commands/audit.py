@@ -148,7 +148,8 @@ def command(
         check_folder(out, force=force)
     with loading():
         from unsum.attack.options import AttackOptions
-        from unsum.audit.gate import check_gate, write_gate
+        from unsum.audit.gate import check_gate
+        from unsum.audit.gate_files import write_gate
         from unsum.commands.audit_tables import show, show_sweep
         from unsum.defend import parse_defense
     check_gate(

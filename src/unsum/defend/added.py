@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from unsum.client.step import AnyDefense, InsideClient, ordered
@@ -26,11 +26,13 @@ class AddedNoise:
     b.
 
     `every_step`: it is added to the gradient of every local step, not once to what is sent.
+    `processed`: something else follows, which may leave little of the noise of a larger update.
     """
 
     kind: Literal["gaussian", "laplace"]
     scale: float
     every_step: bool = False
+    processed: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind.capitalize()} noise of {self.scale:.3g} on every entry"
@@ -47,7 +49,7 @@ def split_at_noise(
 
     >>> from unsum import Clip, Noise, Prune
     >>> split_at_noise([Clip(1), Noise(3), Noise(4), Prune(0.5)], 8)
-    ([Clip(1)], AddedNoise(kind='gaussian', scale=5.0, every_step=False))
+    ([Clip(1)], AddedNoise(kind='gaussian', scale=5.0, every_step=False, processed=True))
     """
     played: list[AnyDefense] = []
     found: AddedNoise | None = None
@@ -65,6 +67,7 @@ def split_at_noise(
             found = noise
         elif before or noise is None or noise.kind != "gaussian" or found.kind != "gaussian":
             direct = False
+            found = replace(found, processed=True)
         elif direct and not found.every_step:
             found = AddedNoise("gaussian", math.hypot(found.scale, noise.scale))
     return played, found

@@ -4,15 +4,16 @@ broken ceiling."""
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from unsum.ceiling import coin
+from support.long import long
+from unsum.ceiling import Observer, coin
 from unsum.ceiling.coin import Separation
-from unsum_bench.scripts import above
+from unsum.defend.added import AddedNoise
+from unsum_bench.scripts import above, above_attackers, above_clients
 
 
 @pytest.mark.long
@@ -32,21 +33,24 @@ def genome(**changed: object) -> dict[str, object]:
     plain = {
         "attacker": "told",
         "secret": "sample",
+        "data": "picture",
         "network": "tanh",
         "loss": "ce",
         "training": "gradient",
-    }
-    rest = {
         "before": "nothing",
         "after": "nothing",
         "kind": "gaussian",
+        "observer": "server",
+        "rounds": 1,
+        "around": "own",
         "samples": 3,
+        "bound": 8,
         "noise": 0.5,
         "spread": 0.5,
+        "head": 1.0,
+        "seed": 5,
     }
-    return (
-        above.fresh(random.Random(0), ["told"]) | plain | rest | {"head": 1.0, "seed": 5} | changed
-    )
+    return plain | changed
 
 
 @pytest.mark.long
@@ -79,14 +83,64 @@ def test_a_share_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", above.NOISES)
+@pytest.mark.parametrize("kind", above.NOISE)
 def test_the_oracle_stands_at_the_ceiling_under_every_noise(kind: str) -> None:
     """Of labels, whose limit is no estimate: Laplace's alone is looser than what the best attacker
     has."""
     record = above.Record()
-    above.try_case(genome(secret="label", kind=kind, noise=0.5, spread=None), record)
+    above.try_case(genome(secret="label", kind=kind, noise=1.5, spread=None), record)
     assert record.above == []
-    assert record.highest > (-8 if kind == "laplace" else -3)
+    assert record.highest > (-12 if kind.startswith("laplace") else -3)
+
+
+@pytest.mark.parametrize("broken", [True, *long(False)])
+def test_who_knows_all_worlds_is_held_against_all_their_pairs(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken:
+        true = above_attackers.separated
+        monkeypatch.setattr(
+            above_attackers,
+            "separated",
+            lambda *a, **k: replace(one := true(*a, **k), squared=one.squared / 4),
+        )
+    record = above.Record()
+    chosen = {"attacker": "every world", "data": "row", "around": "random", "noise": 0.3}
+    above.try_case(genome(**chosen, samples=1, spread=None), record)
+    assert len(record.above) == broken
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("network", above_clients.HIDING)
+def test_networks_that_hide_single_steps_are_played(network: str) -> None:
+    """Around the client's own world nothing moves, or only there; elsewhere it is the other way."""
+    moved = {}
+    for around in ("own", "random"):
+        client = above.Client.of(genome(data="row", network=network, around=around, spread=None))
+        pairs = list(client.pairs(8, 1))
+        apart = [(above_clients.flat(p.clean[0]) - above_clients.flat(p.clean[1])) for p in pairs]
+        moved[around] = sum(float(one.norm()) > 1e-6 for one in apart)
+    assert (moved["own"] > 0) == (network == "nearby")
+    assert moved["random"] > 0 or network == "nearby"
+
+
+def test_noise_that_others_round_away_behind_secure_aggregation_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of updates of ten thousand in half precision, a noise of less than eight is gone."""
+    chosen = {"secret": "label", "after": "float16", "observer": "aggregate", "noise": 4.0}
+    mended = above.Record()
+    above.try_case(genome(**chosen, samples=2, spread=None), mended)
+    assert mended.above == []
+    sees = Observer.sees
+
+    def all_of_it(observer: Observer, noise: AddedNoise | None) -> AddedNoise | None:
+        return sees(observer, None if noise is None else replace(noise, processed=False))
+
+    monkeypatch.setattr(Observer, "sees", all_of_it)
+    broken = above.Record()
+    above.try_case(genome(**chosen, samples=2, spread=None), broken)
+    assert len(broken.above) == 1
 
 
 @pytest.mark.long

@@ -33,8 +33,8 @@ from unsum.audit.sweep.task import photo_tiles, scale_to, train
 from unsum.ceiling.bound import Distances, limits_of
 from unsum.ceiling.client import Client, SimulatedClient, TextClient, World
 from unsum.ceiling.coin import Separation
-from unsum.ceiling.prove import Simulation
 from unsum.ceiling.secret import Presence, Secret
+from unsum.ceiling.simulation import Simulation
 from unsum.ceiling.worst_case import WorstCase
 from unsum.client.capture import capture
 from unsum.data import embedded_batch, tags
