@@ -17,11 +17,11 @@ from unsum.ceiling.bits import bits_sent, leakage_of_bits
 from unsum.ceiling.bound import Distances
 from unsum.ceiling.client import Played, World
 from unsum.ceiling.coin import normal_cdf
-from unsum.ceiling.photos import coefficients, component
 from unsum.ceiling.secret import Cells, Components, Entries, Presence, Tokens
 from unsum.data.table_schema import TableColumn, TableSchema
 from unsum.defend.added import AddedNoise
 from unsum.models.language import IGNORED, TextTask
+from unsum.photos import coefficients, component
 
 
 def generator(seed: int = 0) -> torch.Generator:

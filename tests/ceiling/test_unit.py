@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from unsum.ceiling import Effort, Simulation, prove
 from unsum.ceiling.bound import Distances
 from unsum.ceiling.client import SimulatedClient
-from unsum.ceiling.photos import coefficients, component
 from unsum.ceiling.secret import Components, moved
 from unsum.defend import Noise
 from unsum.defend.added import AddedNoise
+from unsum.photos import coefficients, component
 from unsum.score.reference import distance, guess, public_picture
 
 SIDE, DRAWS = 4, 3000

@@ -24,7 +24,6 @@ from unsum.ceiling.client import Client, OwnClient, OwnLoss, SimulatedClient, Te
 from unsum.ceiling.coin import Separation
 from unsum.ceiling.observer import Observer
 from unsum.ceiling.others import UPDATES, cloud_of
-from unsum.ceiling.photos import photo_spread
 from unsum.ceiling.result import (
     BARE,
     BARE_SUM,
@@ -53,6 +52,7 @@ from unsum.defend.added import AddedNoise, ends_in_a_function, split_at_noise
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
+from unsum.photos import photo_spread
 from unsum.score.reference import diverse_samples, guess, public_picture
 
 PAIRS = 64  # [pairs of worlds a sample] where nothing is to be decided: draws of 0 prove 7 to 9 %

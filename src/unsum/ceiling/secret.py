@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from unsum.ceiling.client import World
-from unsum.ceiling.photos import coefficients, component, frequencies, pictures_of
 from unsum.data.table_schema import TableSchema
 from unsum.models.language import IGNORED
+from unsum.photos import coefficients, component, frequencies, pictures_of
 
 STRATA = 4  # bands of equal weight, or quarters of a long text; a cycle of draws has one of each
 WHOLE_TEXT = 32  # [tokens] a text of no more is gone through token by token
