@@ -13,7 +13,6 @@ from unsum.head import Head
 from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.labels.probe import Probe
 from unsum.labels.scatter import Scatter
-from unsum.labels.templates import count_evidence
 from unsum.photos import cosines
 from unsum.separate.adaptive.prior import denoise
 
@@ -105,25 +104,3 @@ def test_correlated_features_have_the_linear_posterior(noise: float) -> None:
     assert float(posterior.variance.sum(1).mean()) == pytest.approx(error, rel=0.2)
     alone = denoise(x, deviations, signed=True, prior=replace(prior, scatter=None))
     assert float((alone.mean - features).square().sum(1).mean()) > 1.5 * least
-
-
-def test_labels_are_read_off_directions_in_which_features_scatter() -> None:
-    """Features without a mean leave energy in few directions of their rows, below the noise of all
-    directions together."""
-    views, _ = drawn(30, 2)
-    mean = torch.zeros(views.shape[1], dtype=torch.float64)
-    scatter = Scatter.of([views], mean, (CHANNELS, SIDE, SIDE), 30)
-    known = FeaturePrior(views, mean, 30, non_negative=True, scatter=scatter)
-    labels, right = torch.tensor([3, 11, 17]), {True: 0, False: 0}
-    for draw in range(16):
-        features, _ = drawn(3, 100 + draw)
-        rows = torch.zeros(30, len(mean), dtype=torch.float64).index_add(0, labels, -features / 3)
-        generator = torch.Generator().manual_seed(draw)
-        rows += 0.4 * torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-        head = Head("", torch.zeros_like(rows), None, rows, None)
-        for with_scatter in right:
-            prior = known if with_scatter else replace(known, scatter=None)
-            found = count_evidence(head, prior, 0.4, 3).labels.tolist()
-            right[with_scatter] += len({3, 11, 17} & set(found))
-    assert right[True] >= 28  # of 48
-    assert right[False] <= 18

@@ -79,12 +79,6 @@ class Scatter:
         """The same of features that are `size` times as large."""
         return replace(self, variances=size**2 * self.variances)
 
-    @property
-    def products(self) -> int:
-        """Multiplications that rotating one row takes, about."""
-        sides = len(self.channels) + len(self.down) + len(self.across)
-        return len(self.variances) * sides
-
     def _maps(self, rows: Tensor) -> Tensor:
         return rows.unflatten(1, (len(self.channels), len(self.down), len(self.across)))
 

@@ -7,22 +7,19 @@ what softmax gives them:
 
 With features that scatter around a mean μ that public inputs show (`feature_prior`), three figures
 of a row hold what it says of n_c, the number of samples of its class, and each is Gaussian given
-n_c. The second one is a quadratic form, with R the rotation to coordinates that do not correlate
-and λ the variances of features there (`scatter`): weights a = λ/max λ look where features scatter
-most; where that would cost too much, all coordinates count alike and λ is the mean. Of features
-that are never negative it is left out where all count alike, or where a row stands out of the noise
-by it: how much energy one sample has is then less certain than what it adds.
+n_c. The second one is left out where features are never negative: how much energy one sample has is
+then less certain than what it adds:
 
-    along the mean   t_c = ⟨∇W_c, μ⟩/‖μ‖²        mean u m(n), variance σ²/‖μ‖² + u² (q n + δ²)
-    beside it        e_c = Σ_k a_k (R r_c)_k²    mean σ² Σ' a + u² Σ a λ n/B², r_c = ∇W_c − t_c μ
-    the bias         ∇b_c                        mean s m(n), variance σ² + s² δ²
+    along the mean   t_c = ⟨∇W_c, μ⟩/‖μ‖²       mean u m(n), variance σ²/‖μ‖² + u² (q n + δ²)
+    beside it        e_c = ‖∇W_c‖² − t_c² ‖μ‖²   mean (H − 1) v(n), v(n) = σ² + u² τ n/B²
+    the bias         ∇b_c                         mean s m(n), variance σ² + s² δ²
 
 with m(n) = (1 − n/B) p̄_c − n (1 − p)/B, what softmax gives the class less what its own samples
 take. p̄_c is the mean probability of class c for public inputs, p that of a sample's own class, q n
-the samples' own spread, δ that of p̄, Σ' a what noise has beside μ. How large the client's
-features are, times what clipping left of the gradient, is unknown: u takes every value on a grid,
-with s = 1 or s = u, and evidence weighs them. So it does with B where nobody grants it. The counts
-that have the most right labels on average are named: the B largest of all P(n_c ≥ k).
+the samples' own spread, δ that of p̄, τ the energy of a feature beside the mean. How large the
+client's features are, times what clipping left of the gradient, is unknown: u takes every value on
+a grid, with s = 1 or s = u, and evidence weighs them. So it does with B where nobody grants it. The
+counts that have the most right labels on average are named: the B largest of all P(n_c ≥ k).
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ from unsum.head import Head
 from unsum.labels.counts import at_least, count_posterior
 from unsum.labels.feature_prior import FeaturePrior, feature_prior
 from unsum.labels.method import Clues, RuleNeeds, label_rule
-from unsum.labels.scatter import Scatter
 from unsum.running.sharing import once
 
 # [1] sizes of the client's features times the scale of its gradient, over those of public inputs;
@@ -65,11 +61,6 @@ _USUAL = 0.5
 # [nats] that a gradient of another scale than 1 is less likely. Chosen by: arbitrary, clipping is
 # rare
 _CLIPPED = 2.0
-# [deviations] of a row's energy from noise, beyond which the mean says more of counts. Chosen by:
-# arbitrary, that of the loudest of a hundred rows of noise, and twice as much
-_RESOLVED = 6.0
-# [multiplications] to rotate all rows. Chosen by: arbitrary budget (a second or two)
-_MOST_PRODUCTS = 2e10
 _ENERGY = (
     # [share] that a sample's energy beside the mean is off. Chosen by: measurement (embedded
     # photos: 0.2 to 0.5)
@@ -175,11 +166,12 @@ class _Figures:
     """What is looked at in the C rows, in float64."""
 
     along: Tensor | None  # (C,) t; None where the prior has no direction
-    beside: Tensor | None  # (C,) e; None where it says too little
-    weights: _Weights
+    beside: Tensor | None  # (C,) e; None where features are never negative, whose mean says more
     bias: Tensor | None  # (C,)
     sigma: float
+    width: int  # H
     mean_square: float  # ‖μ‖²
+    energy: float  # τ
     p: Tensor  # (C,) p̄
     doubt: Tensor  # (C,) its standard deviation
     own: float  # p of a sample's own class, where it is a class that the model predicts
@@ -187,25 +179,18 @@ class _Figures:
 
     @classmethod
     def of(cls, head: Head, prior: FeaturePrior, sigma: float) -> _Figures:
-        square = float(prior.mean.square().sum())
+        H, square = head.W.shape[1], float(prior.mean.square().sum())
         along = head.projected(prior.mean[None])[:, 0] / square if square > 0 else None
-        weights = _Weights.of(head, prior)
         energies = None
-        if weights.scatter is not None:
-            energies = _weighed_energies(head, weights, prior.mean, along)
-            loud = (energies - weights.noise * sigma**2) / max(weights.noise_2, 1e-300) ** 0.5
-            stands_out = float(loud.max()) > _RESOLVED * 2**0.5 * sigma**2
-            if prior.non_negative and along is not None and stands_out:
-                energies = None
-        elif not prior.non_negative or along is None:
+        if not prior.non_negative or along is None:
             energies = head.row_norms(head.grad_W).square()
             energies = energies if along is None else energies - along.square() * square
         P = prior.probabilities(head)
         p = P.mean(0)
         doubt = P.std(0).nan_to_num(0.0).maximum(_EVEN_P * p)
         return cls(
-            along, energies, weights, None if head.grad_b is None else head.grad_b.double(), sigma,
-            square, p, doubt, float(P.amax(1).mean()), head.reduction == "sum",
+            along, energies, None if head.grad_b is None else head.grad_b.double(), sigma, H,
+            square, prior.energy, p, doubt, float(P.amax(1).mean()), head.reduction == "sum",
         )  # fmt: skip
 
     def hypotheses(self) -> tuple[Tensor, Tensor]:
@@ -235,68 +220,18 @@ class _Figures:
             )
             logs = logs + _normal(self.along[:, None] - u * pull, variance)
         if self.beside is not None:
-            of_one = each * (1 - self.own) ** 2 + doubt + p**2 / B
-            a = self.weights
-            extra = u**2 * of_one
-            mean = a.noise * self.sigma**2 + a.signal * extra
-            scatter = a.noise_2 * self.sigma**4 + 2 * a.both * self.sigma**2 * extra
-            variance = 2 * (scatter + a.signal_2 * extra**2) + (_ENERGY * a.signal * extra) ** 2
-            logs = logs + _normal(self.beside[:, None] - mean, variance)
+            extra = u**2 * self.energy * (each * (1 - self.own) ** 2 + doubt + p**2 / B)
+            freedom = max(self.width - 1, 1)
+            variance = 2 * freedom * (self.sigma**2 + extra) ** 2 + (_ENERGY * freedom * extra) ** 2
+            logs = logs + _normal(
+                self.beside[:, None] - freedom * (self.sigma**2 + extra), variance
+            )
         if self.bias is not None:
             off = torch.where(s == 1, 0.0, _STEP) * pull
             logs = logs + _normal(
                 self.bias[:, None] - s * pull, self.sigma**2 + s**2 * doubt + (s * off) ** 2
             )
         return logs
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """Of the coordinates in which rows' energy is measured: what noise of 1 and features leave in
-    it on average, and what its variance is made of."""
-
-    scatter: Scatter | None  # None: all coordinates count alike
-    noise: float  # Σ' a
-    signal: float  # Σ a λ
-    noise_2: float  # Σ a²
-    both: float  # Σ a² λ
-    signal_2: float  # Σ a² λ²
-
-    @classmethod
-    def of(cls, head: Head, prior: FeaturePrior) -> _Weights:
-        C, H = head.W.shape
-        scatter = prior.scatter
-        if scatter is None or C * scatter.products > _MOST_PRODUCTS:
-            freedom = max(H - 1, 1)
-            energy = freedom * prior.energy
-            return cls(None, freedom, energy, freedom, energy, energy * prior.energy)
-        variances = scatter.variances
-        a = variances / variances.max()
-        beside = float(a.sum())
-        square = prior.mean.square().sum()
-        if bool(square > 0):
-            beside -= float(a @ scatter.rotate(prior.mean[None])[0].square() / square)
-        moments = (float((weight @ a).double()) for weight in (variances * a, variances**2 * a))
-        both, signal_2 = moments
-        return cls(scatter, beside, float(a @ variances), float(a @ a), both, signal_2)
-
-    @property
-    def each(self) -> Tensor:
-        """(H,) a."""
-        assert self.scatter is not None
-        return self.scatter.variances / self.scatter.variances.max()
-
-
-def _weighed_energies(head: Head, weights: _Weights, mean: Tensor, along: Tensor | None) -> Tensor:
-    """(C,) e of all rows."""
-    assert weights.scatter is not None
-    parts = []
-    for rows in head.row_blocks():
-        beside = head.grad_W[rows].double()
-        if along is not None:
-            beside = beside - along[rows, None] * mean
-        parts.append(weights.scatter.rotate(beside).square() @ weights.each)
-    return torch.cat(parts)
 
 
 # [share] of a probability, that it differs between samples at least. Chosen by: arbitrary budget

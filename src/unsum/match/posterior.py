@@ -43,9 +43,9 @@ _START = 0.05  # [deviations] by which samples differ at first. Chosen by: arbit
 _TOLERANCE = 0.1  # [relative] of the linear system. Chosen by: arbitrary, steps are inexact anyway
 # [of the prior's precision] μ at first, how it changes, and where it stops. Chosen by: arbitrary
 _DAMPING, _FIRMER, _LOOSER, _STUCK = 1.0, 10.0, 4.0, 1e8
-# [times] the noise that is left unexplained, where all is explained, and where most is. Chosen by:
-# arbitrary, and measurement (untrained LeNet of ReLUs, four starts)
-_SETTLED, _EXPLAINED = 1.05, 1.3
+# [deviations] of the noise's size, as measured, by which more may be left where all is explained.
+# Chosen by: arbitrary
+_EXPLAINED = 3.0
 _LITTLE = 0.5  # [nats] gained by a step, below which it is the last. Chosen by: arbitrary
 
 
@@ -64,13 +64,21 @@ def posterior(
             f"{problem.method!r} draws pictures of one or three channels with known labels; use "
             "'ig'."
         )
+    here, descents = _Linearized(problem, targets), list[_Descent]()
     with quiet(problem.model, problem.sent):
-        here, descents = _Linearized(problem, targets), list[_Descent]()
         for number in range(restarts):
             if descents and out_of_time("further starts of the posterior"):
                 break
-            descents.append(_descend(here, number, steps, products))
-        explaining = [one.z for one in descents if one.unexplained <= _EXPLAINED * here.sigma]
+            try:
+                descents.append(_descend(here, number, steps, products))
+            except (
+                RuntimeError
+            ) as error:  # an operation without forward derivatives, or without two
+                reason = " ".join(str(error).split())[:200].rstrip(".")
+                raise UnsumError(
+                    f"{problem.method!r} cannot take the model's derivatives ({reason}); use 'ig'."
+                ) from error
+        explaining = [one.z for one in descents if one.unexplained <= here.all_explained]
         none = torch.zeros_like(descents[0].z)
         z = torch.stack(explaining).mean(0) if explaining else none
         left = here.left(z)
@@ -124,7 +132,7 @@ def _descend(here: _Linearized, number: int, steps: int, products: int) -> _Desc
         z, left, damping = z + step, other, damping / _LOOSER
         costs.append(_cost(left, z, here.sigma))
         problem.progress.say(f"Posterior, start {number + 1}, step {len(costs) - 1}")
-        if before - after < _LITTLE and sigma <= _SETTLED * here.sigma:
+        if before - after < _LITTLE and sigma <= here.all_explained:
             break
     return _Descent(z, _size(left), costs)
 
@@ -161,6 +169,14 @@ class _Linearized:
             )
         noise = float(rows.double().sum(0).square().mean().sqrt()) / len(rows) ** 0.5
         return max(noise, _ROUNDING * _size(self.sent))
+
+    @cached_property
+    def all_explained(self) -> float:
+        """What is left unexplained, at most, by pictures that explain all but the noise: both its
+        own size and the one measured scatter."""
+        columns = self.problem.sent[self.problem.head_names[0]].shape[1]
+        scatter = (2 * columns) ** -0.5 + (2 * len(self.sent)) ** -0.5
+        return (1 + _EXPLAINED * scatter) * self.sigma
 
     @cached_property
     def spread(self) -> Tensor:

@@ -9,7 +9,7 @@ The client is that of `unsum audit`: the embedded model and its eight photos. Le
 reports, of the features or of the picture, whichever is more. The batch size is granted to all
 attacks. `auto` is `unsum attack`'s choice, and the attacks that it tried stand beside it one by
 one; others are asked by name, those that take labels with the labels that the rule `templates`
-finds. Ceilings hold for added noise; of any other defense nothing is proven here, which counts as
+finds. Ceilings are of Gaussian noise; of any other defense nothing is proven here, which counts as
 100 %.
 """
 
@@ -57,7 +57,8 @@ class Read:
 
     @classmethod
     def of(cls, leakages: list[float], labels: int = -1) -> Read:
-        return cls(max(leakages), statistics.mean(leakages), labels)
+        known = [0.0 if math.isnan(value) else value for value in leakages]  # little, undecided
+        return cls(max(known), statistics.mean(known), labels)
 
 
 def play(defense: str, attack: str, rule: str) -> Audit:
@@ -74,7 +75,9 @@ def measured(defense: str) -> dict[str, Any]:
     start, reads = time.process_time(), dict[str, Read]()
     found = play(defense, "auto", "")
     labels = sum(score.label_correct == 1 for score in found.samples)
-    reads["auto"] = Read.of(found.leakages, labels)
+    tried = [one.leakages for one in found.tried if one.leakages]
+    most = [max(values) for values in zip(*tried, strict=True)] or [0.0] * len(found.samples)
+    reads["auto"] = Read.of(most, labels)
     for one in found.tried:
         if one.leakages:
             reads[f"auto: {one.attack}"] = Read.of(one.leakages)
@@ -85,7 +88,9 @@ def measured(defense: str) -> dict[str, Any]:
         except UnsumError:  # it does not apply
             continue
         right = sum(score.label_correct == 1 for score in alone.samples)
-        reads[name] = Read.of(alone.leakages, right)
+        strongest = [one.leakages for one in alone.tried if one.leakages]
+        most = [max(values) for values in zip(*strongest, strict=True)] or alone.leakages
+        reads[name] = Read.of(most, right)
     return {
         "defense": defense,
         "seconds": time.process_time() - start,
@@ -94,15 +99,15 @@ def measured(defense: str) -> dict[str, Any]:
 
 
 def ceilings(defenses: list[str], pairs: int) -> dict[str, tuple[float, float]]:
-    """The largest and the mean limit under added noise, of the same photos; 1 for all others."""
-    bound = unsum.ceiling(noise=1.0, pairs=pairs, time_limit=math.inf)
+    """The largest and the mean limit under Gaussian noise, of the same photos; 1 for all others."""
     limits = dict.fromkeys(defenses, (1.0, 1.0))
-    for defense in defenses:
-        kind, _, strength = defense.partition(":")
-        if kind in ("noise", "laplace"):
-            added = AddedNoise("gaussian" if kind == "noise" else "laplace", float(strength))
-            under = bound.under(added)
-            limits[defense] = under.highest, under.mean
+    noises = [defense for defense in defenses if defense.startswith("noise:")]
+    if not pairs or not noises:
+        return limits
+    bound = unsum.ceiling(noise=1.0, pairs=pairs, time_limit=math.inf)
+    for defense in noises:
+        under = bound.under(AddedNoise("gaussian", float(defense.removeprefix("noise:"))))
+        limits[defense] = under.highest, under.mean
     return limits
 
 
@@ -140,7 +145,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=list(DEFENSES))
-    parser.add_argument("--pairs", type=int, default=64, help="of worlds, for ceilings")
+    parser.add_argument("--pairs", type=int, default=64, help="of worlds, for ceilings; 0: none")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()

@@ -55,6 +55,9 @@ _QUANTILES = 48
 _SEEN = 1 << 13
 # [1] variance of the client's features over public ones; steps of √2. Chosen by: arbitrary, squares
 # of `_SMALLEST` to `_LARGEST`
+_USUAL_SIZE = (
+    1.0  # [nats] deviation of that variance. Chosen by: `_USUAL` of templates, squared sizes
+)
 _SIZES = tuple(2.0 ** (k / 2) for k in range(-12, 13))
 # [1] size of the client's features over public ones, beyond which it is no size
 _SMALLEST, _LARGEST = 1 / 8, 8.0
@@ -120,23 +123,26 @@ def denoise(
 
 def _correlated(x: Tensor, deviation: float, scatter: Scatter) -> _Mixture:
     """Posterior of what the estimates (H,) are more than their mean, and its evidence over that of
-    noise alone, for the size of features under which the estimates are likeliest."""
+    noise alone, on average over sizes of features with the evidence of each."""
     noise = deviation**2
     if not noise > 0:
         return _Mixture((x.clone(), torch.zeros_like(x)), None)
     y = scatter.rotate(x[None])[0]
-    best, share = -math.inf, torch.zeros_like(y)
+    evidence, kept = list[float](), list[Tensor]()
     for size in _SIZES:
         signal = scatter.variances * size / noise
-        kept = signal / (1 + signal)
+        kept.append(signal / (1 + signal))
         # y²/v − y²/(v + λ) is y²/v times the share λ/(v + λ) that is kept
-        evidence = 0.5 * float((kept * y.square() / noise - signal.log1p()).sum())
-        if evidence > best:
-            best, share = evidence, kept
+        likelier = 0.5 * float((kept[-1] * y.square() / noise - signal.log1p()).sum())
+        evidence.append(likelier - 0.5 * (math.log(size) / _USUAL_SIZE) ** 2)
+    logs = torch.tensor(evidence, dtype=torch.float64)
+    total = float(logs.logsumexp(0)) - math.log(len(_SIZES))
+    weights = logs.softmax(0).tolist()
+    share = sum((w * one for w, one in zip(weights, kept, strict=True)), torch.zeros_like(y))
     error = (noise * share).mean().expand_as(x)
     # next to what noise alone has: a mixture is weighed by it as well
     base = -0.5 * float(x.square().sum()) / noise
-    return _Mixture((scatter.back((share * y)[None])[0], error), best + base)
+    return _Mixture((scatter.back((share * y)[None])[0], error), total + base)
 
 
 def _both(a: float | None, b: float | None) -> float | None:
