@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,27 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
     numpy.random.seed(0)
     random.seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_priors() -> Iterator[None]:
+    from support.kept_priors import keep_priors
+
+    with pytest.MonkeyPatch.context() as patch:
+        keep_priors(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def short_matching() -> Iterator[None]:
+    """Audits that end in gradient matching take a few of its steps, which draw nothing: what they
+    draw is the subject of tests/attack/test_last_resort.py, and takes seconds for each audit."""
+    from unsum.attack import last_resort
+
+    with pytest.MonkeyPatch.context() as patch:
+        for how in last_resort.SETTINGS.values():
+            patch.setitem(how, "steps", 5)
+        yield
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import unsum
+from support.sources import parsed
 
 SOURCE = Path(unsum.__file__).parent
 # Searches and certificates, which are handed what the doors above them have checked. Nowhere else
@@ -29,7 +30,7 @@ INSIDE = (
 
 @cache
 def _asserts(path: Path) -> list[ast.Assert]:
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)]
 
 
 def _narrows(node: ast.Assert) -> bool:

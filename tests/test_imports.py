@@ -16,6 +16,7 @@ import pytest
 
 import unsum
 import unsum_bench
+from support.sources import parsed
 
 ROOTS = [Path(package.__file__).parent for package in (unsum, unsum_bench)]
 LATE = (
@@ -46,7 +47,7 @@ def _name(path: Path) -> str:
 def trees() -> dict[str, ast.Module]:
     """Every module of ours; parsed by the process that runs these tests, and not by all that
     collect them."""
-    return {_name(path): ast.parse(path.read_text("utf-8")) for path in _sources()}
+    return {_name(path): parsed(path) for path in _sources()}
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

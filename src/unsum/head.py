@@ -98,10 +98,10 @@ class Head:
         if weight_name not in update.gradients:
             if any(_ADAPTER in sent for sent in update.gradients):
                 raise UnsumError(
-                    f"The update lacks {weight_name!r}, the gradient of the last linear layer, "
-                    "which clients that train adapters alone leave as it is: no attack here starts "
-                    "without it, so treat what they send as the samples themselves, and protect it "
-                    "by noise with a proven bound (dp) or by secure aggregation."
+                    "Clients that train adapters alone send no gradient of the last linear layer, "
+                    "where every attack here starts. Treat what they send as the samples "
+                    "themselves, and protect it by noise with a proven bound (dp) or by secure "
+                    f"aggregation. What the update lacks is {weight_name!r}."
                 )
             raise UnsumError(
                 f"The update lacks {weight_name!r}, the gradient of the last linear layer; "

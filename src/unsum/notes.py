@@ -18,6 +18,7 @@ class Code(Enum):
     NEEDS_INVERSE = "needs-inverse"  # no inverse fits this model, so no picture is drawn
     DOUBTED_TEXT = "doubted-text"  # what speaks against a text that was found
     EXPECTED = "expected"  # how much of an answer is expected to be right, if it is one
+    OTHER_TRAINING = "other-training"  # the client trained otherwise than by the SGD declared
     NO_HEAD = "no-head"  # the network has no linear head that attacks could start from
 
 

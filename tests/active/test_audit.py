@@ -23,7 +23,7 @@ from unsum.knowledge import CHANGES_MODEL
 
 @pytest.fixture(scope="module")
 def imprinted() -> unsum.Audit:
-    return unsum.audit(batch=8, server="imprint:bins=256")
+    return unsum.audit(batch=8, server="imprint:bins=256", ceiling=False)
 
 
 def test_pictures_stand_beside_their_own_features(imprinted: unsum.Audit) -> None:

@@ -37,8 +37,14 @@ def test_the_default_batch_comes_back_as_in_an_audit(
         assert row["psnr"] == pytest.approx(expected.psnr, abs=0.01)
 
 
-def test_pictures_are_pngs_of_the_models_size(play: Play) -> None:
-    for row in play(2)["samples"]:
+@pytest.fixture(scope="module")
+def alone(play: Play) -> dict[str, Any]:
+    """A round with one photo."""
+    return play(1)
+
+
+def test_pictures_are_pngs_of_the_models_size(alone: dict[str, Any]) -> None:
+    for row in alone["samples"]:
         head, _, content = row["picture"].partition(",")
         assert head == "data:image/png;base64"
         assert Image.open(io.BytesIO(base64.b64decode(content))).size == (128, 128)
@@ -53,10 +59,9 @@ def test_duplicates_share_a_label_and_are_told_apart(play: Play) -> None:
     assert [row["found_label"] for row in result["samples"]] == labels
 
 
-def test_one_photo_is_a_batch(play: Play) -> None:
-    result = play(1)
-    assert result["found"].startswith("1 distinct sample;")
-    assert result["verdict"]["headline"] == (
+def test_one_photo_is_a_batch(alone: dict[str, Any]) -> None:
+    assert alone["found"].startswith("1 distinct sample;")
+    assert alone["verdict"]["headline"] == (
         "This update gives away the features of its picture (32,768 features for 49,152 numbers), "
         "and a part of its picture."
     )

@@ -79,9 +79,16 @@ def test_under_noise_auto_leaves_out_what_fits_it() -> None:
     assert (alone.method, alone.batch_size, len(alone.tried)) == ("exact", 5, 1)
 
 
-@pytest.mark.parametrize("train", long(True, False))
-@pytest.mark.parametrize("build", [convolutional, signed, smooth, dense, normalized])
-@pytest.mark.parametrize("known", ["number", "nothing"])
+@pytest.mark.parametrize(
+    ("known", "build", "train"),
+    long(
+        ("number", convolutional, True),
+        ("number", signed, False),
+        ("nothing", smooth, True),
+        ("nothing", dense, False),
+        ("nothing", normalized, True),
+    ),
+)
 def test_no_attack_of_auto_reads_less_than_nothing(build: object, train: bool, known: str) -> None:
     """From next to no noise to nothing else; nor does any have more samples than were declared."""
     torch.manual_seed(0)

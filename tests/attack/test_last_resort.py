@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from support.long import long
 from unsum.attack.last_resort import MOST_SAMPLES, PROVES_NOTHING, SETTINGS, match_as_last_resort
 from unsum.attack.options import AttackOptions
 from unsum.audit.round import Sent, labels_read
@@ -42,7 +43,7 @@ def photos() -> Tensor:
 
 @pytest.mark.parametrize(
     ("model", "defense", "least"),
-    [(lenet(), unsum.Prune(0.9), 0.6), (pooled(), unsum.Soteria(0.8), 0.6)],
+    [(lenet(), unsum.Prune(0.9), 0.6), *long((pooled(), unsum.Soteria(0.8), 0.6))],
 )
 def test_what_equations_do_not_read_is_matched_before_it_is_called_low(
     model: nn.Module, defense: Defense, least: float
@@ -56,7 +57,7 @@ def test_what_equations_do_not_read_is_matched_before_it_is_called_low(
     assert audit.gate(0.2).exit_code == 1
 
 
-@pytest.mark.parametrize("model", [lenet(), pooled()])
+@pytest.mark.parametrize("model", [lenet(), *long(pooled())])
 def test_signs_are_matched_with_fewer_pixels(model: nn.Module) -> None:
     """All pixels free, cosines with a vector of signs draw nothing: no picture has a gradient of
     entries of one size."""

@@ -88,6 +88,23 @@ def test_row_sums_are_read_through_noise_and_signs(defense: Defense) -> None:
     assert len(found) <= 7
 
 
+def test_templates_are_asked_of_every_defense() -> None:
+    """Four bits of a pooled network hide half of the labels from all other rules."""
+    torch.manual_seed(3084)
+    layers = [nn.Conv2d(3, 32, 3, 1, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 5))
+    torch.manual_seed(3085)
+    labels = torch.randint(5, (4,))
+    images = embedded_batch(16, image_size=16).images
+    images = images[torch.randperm(16)[:4]]
+    torch.manual_seed(3084)
+    update = unsum.capture(model, images, labels, defenses=[unsum.QSGD(4)])
+    leak = unsum.attack(model, update, time_limit=20)
+    read = {one.method: sorted(one.labels.tolist()) for one in leak.tried if one.labels is not None}
+    assert read.pop("labels by templates") == sorted(labels.tolist()) == [0, 1, 4, 4]
+    assert [0, 1, 4, 4] not in read.values()
+
+
 def test_faint_row_sums_below_zero_are_labels_where_noise_turns_none() -> None:
     """Sums of absent classes are 9.6; those of labels are −2.4 and less, three deviations of a
     noise of 0.8 below zero."""
@@ -146,11 +163,25 @@ def test_separators_are_asked_again_with_labels_that_a_rule_names() -> None:
     most = {one.attack: one.worst for one in audit.tried if one.leakages}
     asked = {name: worst for name, worst in most.items() if "labels by" in name}
     assert set(asked) == {
-        f"{method}, labels by bias-sign" for method in ("rows", "exact", "adaptive", "fgla")
+        f"{method}, labels by {rule}"
+        for method in ("rows", "exact", "adaptive", "fgla")
+        for rule in ("bias-sign", "templates")
     }
     assert most["exact"] < 0.01 < 0.2 < asked["exact, labels by bias-sign"]
     assert all(not one.exact and one.remark for one in audit.tried if one.attack in asked)
     assert audit.granted == ["The model's weights and one client update."]
+
+
+def test_a_batch_of_one_that_nobody_declared_is_tried() -> None:
+    torch.manual_seed(9530)
+    model, features = nn.Linear(48, 2), torch.rand(1, 48)
+    update = unsum.Noise(1.0)(unsum.capture(model, features, torch.tensor([0])))
+    leaks = [unsum.attack(model, update, **known) for known in ({}, {"batch_size": 2})]
+    asked = [
+        {one.method: one.labels for one in leak.tried if one.labels is not None} for leak in leaks
+    ]
+    assert len(asked[0]["labels by idlg"]) == 1
+    assert "labels by idlg" not in asked[1]
 
 
 def test_no_separator_is_asked_again_where_an_answer_is_worth_something() -> None:

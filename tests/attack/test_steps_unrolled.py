@@ -62,7 +62,7 @@ def test_an_unrolled_answer_wins_over_one_that_takes_the_steps_for_one(
     assert rows._better_spans(replace(case, update=told_one)) is None
 
 
-@pytest.mark.parametrize("seed", long(*range(15)))
+@pytest.mark.parametrize("seed", long(*range(3)))
 def test_both_steps_samples_are_given(seed: int) -> None:
     net, update, x = client(seed)
     leak = unsum.attack(net, update, inverse=None)

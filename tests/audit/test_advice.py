@@ -11,13 +11,16 @@ import torch
 
 import unsum
 from support.audits import bounded, captured, shares, synthetic
+from unsum.attack.training import ADAPTIVE
 from unsum.audit.advice import Advice, advice
 from unsum.audit.compare import Comparison
+from unsum.audit.leakage import Tried
 from unsum.audit.report import Audit, render, render_markdown
 from unsum.audit.sweep.bench import Point, SampleLeak
 from unsum.audit.sweep.report import advice as of_sweep
 from unsum.audit.sweep.report import render as render_sweep
 from unsum.audit.sweep.task import Accuracy, Task
+from unsum.audit.text_verdict import Texts
 from unsum.notes import Code, Note
 
 
@@ -235,3 +238,46 @@ def test_a_sweep_without_an_answer_says_so() -> None:
     assert step.text.startswith("No strength that was tried is enough:")
     safe = replace(result, references=[result.curves[0].points[1]])
     assert "No defense was needed against the attacks tried" in of_sweep(safe)[0].text
+
+
+def test_noise_on_texts_and_other_networks_is_advised_to_grow_never_to_shrink() -> None:
+    """Texts and maps of numbers have no sweep: noise above their own is what proves more."""
+    texts = replace(
+        run_as(synthetic(), "unsum audit --model hf:lm --defense noise:1", "Noise(1)"),
+        texts=Texts(["one", "two", "three"], []),
+        shares=shares(math.nan, math.nan, math.nan),
+        bound=bounded(0.9, 0.9, 0.9),
+    )
+    truth = replace(texts.truth, class_names=[]) if texts.truth is not None else None
+    texts = replace(texts, truth=truth)
+    assert texts.verdict.state == "unproven"
+    told = "unsum audit --model hf:lm --defense clip:1 --defense noise:10 --prove-below 0.2"
+    assert commands(texts)[0] == told
+    leaking = replace(texts, shares=shares(1.0, 1.0, 1.0))
+    assert commands(leaking)[0] == "unsum audit --model hf:lm --defense noise:10"
+    network = replace(texts, texts=None)
+    assert commands(network)[0] == told
+    first = run_as(network, "unsum audit --model net.py:unet")
+    assert "--defense clip:1 --defense noise:0.1 --prove-below" in commands(first)[0]
+
+
+def test_a_search_that_was_cut_short_is_given_more_time_where_no_other_attack_applies() -> None:
+    cut = Tried("matching", 0, [0.0], remark=Note("time was over; left untried: x", Code.CUT_SHORT))
+    assert cut.got == "nothing in its time"
+    audit = run_as(synthetic(), "unsum audit --model net.py:unet")
+    assert audit.truth is not None
+    network = replace(audit, truth=replace(audit.truth, class_names=[]), bound=bounded(1, 1, 1))
+    network = replace(network, shares=shares(0.1, 0.1, 0.1), tried=[cut])
+    assert "unsum audit --model net.py:unet --time-limit 600" in commands(network)
+    assert "unsum list" not in commands(network)
+    patient = replace(network, tried=[replace(cut, remark="")])
+    assert not any("--time-limit" in command for command in commands(patient))
+
+
+def test_a_client_that_trained_otherwise_is_not_asked_for_its_batch_size() -> None:
+    doubted = replace(captured(exact=False).leak, training_doubt=ADAPTIVE)
+    audit = replace(captured(exact=False), leak=doubted, undecided=doubted.undecided)
+    assert audit.verdict.headline.startswith("Not decidable: the change fits no SGD")
+    assert not any("--batch-size-known" in command for command in commands(audit))
+    crowd = replace(audit, leak=replace(doubted, training_doubt=""), undecided="a crowd")
+    assert any("--batch-size-known" in command for command in commands(crowd))

@@ -94,3 +94,16 @@ def test_classes_are_counted_in_the_update_by_name_or_by_place(tmp_path: Path) -
         result = unsum.audit("timm:test_resnet", update=tmp_path / name)
         assert result.setting.classes == 23
         assert sorted(result.leak.labels.tolist()) == [3, 20]
+
+
+def test_what_does_not_fit_the_model_is_refused_and_not_called_undecidable() -> None:
+    model = small_net()
+    update = unsum.capture(model, pictures(2), torch.tensor([3, 7]))
+    cut = update.map(lambda _name, gradient: gradient[..., :-1] if gradient.ndim > 1 else gradient)
+    with pytest.raises(unsum.UnsumError, match=r"does not fit the model: '0\.weight'"):
+        unsum.audit(model, update=cut)
+    broken = update.map(lambda _name, gradient: gradient / 0)
+    with pytest.raises(unsum.UnsumError, match="holds NaN or Inf"):
+        unsum.audit(model, update=broken)
+    with pytest.raises(unsum.UnsumError, match=r"The model does not take inputs of 60 numbers \("):
+        unsum.audit(torch.nn.Linear(64, 20), (torch.zeros(2, 60), torch.tensor([3, 7])))

@@ -25,6 +25,7 @@ from unsum.client.step import first_step
 from unsum.commands.audit_tables import show
 from unsum.score.labels import LabelsRead
 
+pytestmark = pytest.mark.usefixtures("short_matching")
 DATA = pictures(4), torch.tensor([3, 3, 11, 30])
 
 
@@ -52,6 +53,9 @@ def test_each_standard_defense_is_tried_alone(compared: unsum.Audit) -> None:
     assert sign.mean < 0.9 * none.mean
     alone = unsum.audit(small_net(), DATA, defenses=unsum.Prune(0.9))
     assert [row.leakage for row in prune.samples] == alone.leakages
+    proof = comparison.points[-1]  # there is always one, also where an unproven one leaks nothing
+    assert proof.verdict(0.2) == "protected"
+    assert [point.proven(0.2) for point in comparison.points].count(True) == 1
 
 
 @pytest.mark.long

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 import unsum
 from support.material import pictures
 from unsum import Leak
-from unsum.audit.leakage import Shares, Truth, leakages, leakages_of_rows
+from unsum.audit.leakage import Shares, Tried, Truth, leakages, leakages_of_rows
+from unsum.audit.result import SampleRow
+from unsum.audit.round import _with_pictures
+from unsum.commands.audit_tables import _cells
+from unsum.leak import Attempt
 from unsum.score import score_samples
 
 APART = torch.eye(3)  # inputs of three samples: the others' mean is 1.5 from each, nothing is 1
@@ -168,3 +172,30 @@ class TestAlike:
         assert audit.leak.exact
         assert min(audit.leakages) > 0.999
         assert (audit.verdict.level, audit.gate(0.2).exit_code) == ("severe", 1)
+
+
+def test_pictures_count_for_the_attack_whose_features_they_were_made_of() -> None:
+    leak = Leak("adaptive", *[torch.zeros(1, 2)] * 2, torch.zeros(1, 3), 0.0, 1.0, False)
+    final, other = Attempt("adaptive", leak), Attempt("exact", leak)
+    own, drawn = [Shares(features=0.02)], [Shares(features=0.02, sample=0.22)]
+    assert _with_pictures(Attempt("adaptive", leak), own, final, drawn) == drawn
+    assert _with_pictures(other, own, final, drawn) == own
+    assert _with_pictures(Attempt("adaptive", refused="no"), [], final, drawn) == []
+    shown = Tried.of(final, [share.most for share in drawn])
+    assert shown.got == "1 of 1 samples, up to 22 %"
+    assert Tried.of(final, [0.0]).got == "nothing"
+    assert Tried.of(final, [0.02]).got == "nothing (at most 2 %)"
+
+
+def test_a_terminal_has_features_and_picture_each_in_its_column() -> None:
+    score = score_samples(
+        Leak("adaptive", *[torch.eye(1, 2).double()] * 2, torch.ones(1, 3), 0.0, 1.0, False),
+        *(torch.ones(1, 3, 4, 4), torch.tensor([0]), torch.ones(1, 3)),
+    )[0]
+    row = SampleRow("a", "x", "x", Shares(0.02, 0.22), score, None, None)
+    assert _cells(row, pictures=False, split=True)[2:4] == ["2 %", "22 %"]
+    assert _cells(row, pictures=False, split=False)[2] == "22 %"
+    nothing = SampleRow("a", "x", "x", Shares(1e-4, 0.0), score, None, None, noun="picture")
+    assert nothing.leaked == "0 % of the picture"
+    unmade = SampleRow("a", "x", "x", Shares(0.0), score, None, None, noun="picture")
+    assert unmade.leaked == "0 % of its features"

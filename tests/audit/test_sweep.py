@@ -26,6 +26,7 @@ from unsum.defend import DEFENSES
 from unsum.defend.defense import FRACTION, NORM, SCALE, has_strength
 from unsum.score.labels import LabelsRead
 
+pytestmark = pytest.mark.usefixtures("short_matching")
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>']
 
 

@@ -16,12 +16,19 @@ import unsum
 from support.audits import bounded, captured, shares, synthetic
 from support.material import pictures, small_net
 from unsum.audit import ceiling_words
+from unsum.audit.advice import advice
 from unsum.audit.bounds import proven_chain
+from unsum.audit.compare import Comparison
 from unsum.audit.gate import render_junit
 from unsum.audit.report import Audit, render, render_markdown, unpictured
+from unsum.audit.sweep.bench import Point, SampleLeak
+from unsum.audit.sweep.report import Sweep
+from unsum.audit.sweep.result import Curve, sentences
 from unsum.audit.text_verdict import Texts
 from unsum.ceiling.worst_case import worst_case
 from unsum.leak import Attempt, Leak
+from unsum.score.labels import LabelsRead
+from unsum.score.occurred import RowsNamed
 
 NAN = math.nan
 
@@ -79,6 +86,32 @@ def test_texts_of_which_nothing_was_read_are_unproven(
         assert verdict.details[0] == (
             "The attack on text did not get through: no prefix fits the gradient: noise."
         )
+
+
+@pytest.mark.parametrize(
+    ("labels", "any_label", "told"),
+    [
+        ((0.55, 0.994, 0.6), None, "99 %"),
+        ((0.55, 0.59, 0.51), (0.55, 0.7, 0.55), "70 %"),
+        ((0.55, 0.59, 0.51), (0.55, 0.59, 0.55), ""),
+        ((NAN, NAN, NAN), None, ""),
+    ],
+)
+def test_protected_samples_say_whether_their_labels_are(
+    labels: tuple[float, ...], any_label: tuple[float, ...] | None, told: str
+) -> None:
+    """Chances of 0.6 and less are hidden: a fifth of what a guess leaves open."""
+    audit = audited((0.1, 0.1, 0.1), (0.15, 0.15, 0.15))
+    assert audit.bound is not None
+    any_label_ = None if any_label is None else torch.tensor(any_label)
+    bound = replace(audit.bound, labels=torch.tensor(labels), any_label=any_label_)
+    verdict = replace(audit, bound=bound).verdict
+    assert verdict.state == "protected"
+    said = "its labels are not proven to be hidden." in verdict.headline
+    assert said == bool(told)
+    sentence = "The ceiling of the samples says nothing of their labels: one can be told from"
+    last = f"{sentence} another with a chance of up to {told}."
+    assert (verdict.details[-1] == last) == said
 
 
 def test_the_gate_on_found_says_what_it_does_not_show() -> None:
@@ -229,3 +262,90 @@ def test_a_ceiling_can_be_left_out() -> None:
     assert audit.bound is None
     assert audit.unbounded
     assert all(map(math.isnan, audit.ceilings))
+
+
+def test_the_leakage_of_texts_that_ended_the_attack_is_unknown_in_words_and_figures() -> None:
+    """What the gate leaves undecided, the page does not show as 0 %."""
+    targets = torch.zeros(0, 8)
+    leak = Leak("text", targets, targets, torch.zeros(0, 4), 1.0, NAN, False)
+    leak = replace(leak, notes=["Every gradient is of full rank."])
+    texts = Texts(["one", "two"], [])
+    unread = shares(NAN, NAN)
+    high, low = (replace(bounded(*limits), unit="text") for limits in ((0.9, 0.9), (0.1, 0.1)))
+    unproven = texts.judge(leak, unread, bound=high)
+    assert unproven.state == "unproven"
+    assert math.isnan(unproven.share)
+    proven = texts.judge(leak, unread, bound=low)
+    assert proven.share == 0
+    for verdict in (unproven, proven):
+        assert not any(sentence.startswith("–") for sentence in verdict.details)
+        assert sum("certificate" in sentence for sentence in verdict.details) == 1
+    named = texts.judge(leak, unread, [RowsNamed("wte", 150, 3, 3, 3)], bound=high)
+    assert named.state == "leaks"
+    assert named.details[-1].startswith("The ceiling does not protect: that of one text")
+
+
+def test_no_pair_of_worlds_is_no_measurement() -> None:
+    none = replace(bounded(1.0, 1.0), pairs=0, lower=torch.zeros(2))
+    assert ceiling_words.beside(none) == (
+        "Whether the ceiling protects is not decided: time was over before a single pair of worlds "
+        "had been played."
+    )
+
+
+def test_features_that_were_read_undo_no_proof_and_are_not_called_proven() -> None:
+    """A ceiling is of samples: beside features that leak, a row says leaks and nothing else."""
+    rows = [SampleLeak("a", 0.5, True, 0.1, 0.9, 9.0)]
+    read = Point("Noise(9)", 9.0, rows, ceiling=0.1, ceiling_mean=0.1)
+    assert read.verdict(0.2) == "leaks"
+    assert not read.proven(0.2)
+    answer = Comparison([replace(read, defenses="none", ceiling=1.0), read]).answer
+    assert "Proven" not in answer
+    assert replace(read, samples=[replace(rows[0], leakage=0.1)]).proven(0.2)
+
+
+def test_labels_that_were_read_stand_in_the_headline_of_samples_that_leak_in_part() -> None:
+    eye = torch.eye(4)
+    labels = LabelsRead.of(eye[:3], eye[:3], "labels by bias-sign")
+    audit = replace(audited((0.5, 0.1, 0.1), (1.0, 1.0, 1.0)), labels=labels)
+    assert audit.verdict.headline.endswith("a part of 1 of its 3 pictures, and 3 of 3 labels.")
+    assert audited((0.5, 0.1, 0.1), (1.0, 1.0, 1.0)).verdict.headline.endswith("3 pictures.")
+
+
+def test_a_ceiling_that_was_exceeded_proves_nothing() -> None:
+    """Found 16 % above a ceiling of 5 %: both are below the level, and nothing is green."""
+    audit = audited((0.16, 0.0, 0.0), (0.05, 0.05, 0.05))
+    assert audit.verdict.alarm.startswith("Found above its ceiling: 16 % of a picture was found")
+    assert audit.verdict.state == "unproven"
+    assert advice(audit)[0].text.startswith("Rely on neither figure")
+    gate = audit.gate(0.2, prove_below=0.2)
+    assert gate.exit_code == 1
+    assert gate.reason.startswith("Gate failed: found above its ceiling: 16 % of a picture")
+    assert gate.over == [0]
+    assert audit.gate(0.2).reason.endswith("with the command and the seed.")
+    within = audited((0.09, 0.0, 0.0), (0.05, 0.05, 0.05))  # one sample scatters about a mean
+    assert within.verdict.state == "protected"
+    assert within.gate(0.2, prove_below=0.2).exit_code == 0
+    assert not advice(within)[0].text.startswith("Rely")
+
+
+def test_a_sample_of_which_nobody_knows_is_not_said_to_leak() -> None:
+    rows = [SampleLeak(str(i), leak, False, 1.0, 0.0, NAN) for i, leak in enumerate((0.6, NAN))]
+    sweep = Sweep(
+        synthetic().setting,
+        0.2,
+        [Point("none", None, rows)],
+        [Curve("sign", None, [Point("Sign()", None, rows)])],
+        None,
+        [],
+        ["a", "b"],
+        1.0,
+    )
+    told = "1 of 2 samples leaks 20 % or more, and of 1 nobody knows"
+    assert sentences(sweep) == [f"Without any defense, {told}.", f"Sign is not enough: {told}."]
+
+
+def test_the_reason_of_an_undecided_gate_ends_in_one_full_stop() -> None:
+    open_still = audited((NAN, NAN, NAN), (), undecided="the update lacks the last layer.")
+    reason = open_still.gate(0.2).reason
+    assert reason.endswith("3 of 3 samples is not known: the update lacks the last layer.")

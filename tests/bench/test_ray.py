@@ -21,7 +21,9 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
-WORDS = ("rgla-4", "--size", "smoke", "--json", "--store")
+ATTACKS = ("fgla", "class-means")  # the second is the plug-in's
+CHOSEN = [word for attack in ATTACKS for word in ("--attack", attack)]
+WORDS = ("rgla-4", *CHOSEN, "--size", "smoke", "--json", "--store")
 
 
 @pytest.fixture(scope="module")
@@ -88,4 +90,4 @@ def test_the_plug_ins_rows_are_measured(serial: Path) -> None:
         ).fetchall()
     assert len(rows) == 4  # two batches, with and without the plug-in's defense
     assert {status for _, status in rows} == {"measured"}
-    assert len(defended) == 8
+    assert len(defended) == 2 * len(ATTACKS)

@@ -50,18 +50,27 @@ def assert_honest(leak: Leak, features: Tensor) -> None:
     assert not leak.exact or farthest(leak, features) < 0.01
 
 
-@pytest.mark.parametrize("copies", [2, 3])
-@pytest.mark.parametrize("defense", [unsum.Float16(), unsum.BFloat16()])
-@pytest.mark.parametrize("apart", [0.05, *long(0.03, 0.1)])
+@pytest.mark.parametrize(
+    ("copies", "defense", "apart"),
+    [
+        *((copies, unsum.BFloat16(), 0.05) for copies in (2, 3)),
+        *((copies, unsum.Float16(), 0.05) for copies in (2, 3)),
+        *long((3, unsum.Float16(), 0.03), (2, unsum.BFloat16(), 0.1)),
+    ],
+)
 def test_siblings_behind_coarse_rounding(copies: int, defense: unsum.Float16, apart: float) -> None:
     features, labels = siblings(3, apart, copies)
     update = unsum.capture(head(), features, labels, defenses=defense)
     assert_honest(unsum.attack(head(), update), features)
 
 
-@pytest.mark.parametrize("weights", [1e-5, *long(1e-1, 1e-3)])
-@pytest.mark.parametrize("bias", ["usual", "zero", "none"])
-@pytest.mark.parametrize("copies", [2, 4])
+@pytest.mark.parametrize(
+    ("copies", "bias", "weights"),
+    [
+        *((copies, bias, 1e-5) for copies in (2, 4) for bias in ("usual", "zero", "none")),
+        *long((2, "none", 1e-1), (4, "usual", 1e-1), (2, "zero", 1e-3), (4, "none", 1e-3)),
+    ],
+)
 def test_siblings_behind_flat_heads(weights: float, bias: str, copies: int) -> None:
     features, labels = siblings(4, 0.1, copies)
     model = head(weights, bias)
@@ -162,8 +171,7 @@ def test_most_labels_set_without_a_bias() -> None:
     assert_honest(unsum.separate(model, update, loss="bce"), features)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("weights", [1e-3, 1e-2])
+@pytest.mark.parametrize(("weights", "seed"), [(1e-3, 0), (1e-2, 1), *long((1e-3, 3), (1e-2, 2))])
 def test_small_logits_of_one_loss_look_like_another(weights: float, seed: int) -> None:
     torch.manual_seed(seed)
     features, model = torch.randn(3, H).relu(), head(weights, classes=30, seed=seed)
@@ -196,9 +204,14 @@ def test_a_loss_that_was_recognized_by_small_logits_tells_no_sign(
     assert_honest(unsum.separate(model, update), features)
 
 
-@pytest.mark.parametrize("bias", ["none", "usual", *long("zero")])
-@pytest.mark.parametrize("heat", [2.0, *long(0.5, 5.0)])
-@pytest.mark.parametrize("kept", [False, *long(True)])
+@pytest.mark.parametrize(
+    ("bias", "heat", "kept"),
+    [
+        ("none", 2.0, False),
+        *long(("usual", 2.0, False), ("usual", 0.5, True), ("zero", 5.0, True)),
+        *long(("none", 5.0, False), ("zero", 0.5, False)),
+    ],
+)
 def test_a_temperature_that_nobody_declared(bias: str, heat: float, kept: bool) -> None:
     torch.manual_seed(5)
     features, labels, model = (

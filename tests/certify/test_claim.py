@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import unsum
+from support.sources import parsed
 from unsum.certify.claim import Evidence, grant, grant_each
 
 SOURCE = Path(unsum.__file__).parent
@@ -22,7 +23,7 @@ def calls() -> list[tuple[str, ast.Call]]:
     return [
         (path.relative_to(SOURCE).as_posix(), node)
         for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
     ]
 

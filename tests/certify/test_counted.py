@@ -186,16 +186,18 @@ def test_rows_within_what_is_predicted_of_each_other_are_one_sample() -> None:
 def test_certain_are_numbers_that_leave_no_choice() -> None:
     assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=2)) == (2, True, False)
     assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=3)) == (2, False, False)
-    # two of the only one
-    assert counted([0.0, 0.0], [1, 1], Knowledge(batch_size=2)) == (1, True, False)
+    # one of two: the other one may send nothing
+    assert counted([0.0, 0.0], [1, 1], Knowledge(batch_size=2)) == (1, False, False)
+    assert counted([0.0], [1], Knowledge(batch_size=1)) == (1, True, False)
     assert counted([0.0, 0.0, 1.0], [1, 1, 1], Knowledge(batch_size=3)) == (2, False, False)
     assert counted([0.0, 1.0], [1, 1], Knowledge(batch_size=3), copies=torch.tensor([2, 1])) == (
         2,
         False,
         False,
     )
-    labels = Knowledge(labels=torch.tensor([1, 1, 2]))  # both of label 1 are the one that was found
-    assert counted([0.0, 0.0, 1.0], [1, 1, 2], labels) == (2, True, False)
+    labels = Knowledge(labels=torch.tensor([1, 1, 2]))  # one of label 1 may send nothing
+    assert counted([0.0, 0.0, 1.0], [1, 1, 2], labels) == (2, False, False)
+    assert counted([0.0, 0.5, 1.0], [1, 1, 2], labels) == (3, True, False)
     labels = Knowledge(labels=torch.tensor([1, 1, 1]))
     assert counted([0.0, 0.0, 1.0], [1, 1, 1], labels) == (2, False, False)
 

@@ -42,12 +42,7 @@ def search() -> ModuleType:
 def _patience(search: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search makes the solvers impatient; the tests after it have their usual patience
     again."""
-    for module in (
-        search.exact_proposals,
-        search.spans_search,
-        search.spans_settle,
-        search.spans_steps,
-    ):
+    for module in (search.exact_proposals, search.engine_budget):
         monkeypatch.setattr(module, "PATIENCE", module.PATIENCE)
 
 
@@ -644,12 +639,33 @@ UNPLACED = {
 }  # fmt: skip
 
 
+# A masked token of a memorized text came out beside that of another one; and the only label of a
+# text went to a second copy of the other text, under a gradient that was doubled.
+DISPLACED = UNPLACED | {
+    "model": 1, "bias": True, "width": 32, "init": 0.1, "steps": 450, "memorized": 3, "length": 8,
+    "siblings": "none", "scaled": "half", "seed": 841918666,
+}  # fmt: skip
+UNHELD = UNPLACED | {
+    "model": 1, "bias": True, "width": 32, "layers": 3, "rank": 24, "rate": 0.003, "steps": 600,
+    "memorized": 1, "length": 4, "scaled": "twice", "seed": 531677134,
+}  # fmt: skip
+
+
 @pytest.mark.long
-def test_tokens_that_no_sequence_holds_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not text.attempt(UNPLACED).claimed
+def test_texts_of_which_the_model_is_sure_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for genome in (UNPLACED, DISPLACED, UNHELD):
+        assert not text.attempt(genome).claimed
+    method = importlib.import_module("unsum.separate.text.method")
     whole = importlib.import_module("unsum.separate.text.whole")
+    monkeypatch.setattr(method, "doubt_unheld", lambda _: [])
+    assert not text.attempt(DISPLACED).claimed  # either doubt finds it
+    monkeypatch.setattr(method, "doubt_displaced", lambda *_: [])
+    assert not text.attempt(UNPLACED).claimed
     monkeypatch.setattr(whole, "_UNPLACED", str(whole._UNPLACED))  # without its code it is no doubt
-    assert text.attempt(UNPLACED).fooled
+    assert text.attempt(UNPLACED).claimed
+    assert text.attempt(DISPLACED).fooled
+    assert text.attempt(UNHELD).claimed
+    assert not text.attempt(UNHELD).fooled  # the text is one of the batch's, its copies no claim
 
 
 def test_without_doubts_bred_cases_would_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

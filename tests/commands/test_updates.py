@@ -11,9 +11,10 @@ import pytest
 
 from unsum.audit.finding import ClientFinding
 from unsum.audit.many import Findings
-from unsum.commands import audit
+from unsum.commands import audit, options
 from unsum.commands import main as cli
-from unsum.commands.audit_many import summary
+from unsum.commands.audit_many import _granted_in, _show, summary
+from unsum.errors import UnsumError
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,36 @@ def test_the_gate_of_many_updates_passes_only_what_is_known_and_not_above_the_le
     )
     assert "1 of 2 updates it is not decidable" in gate(0.5, 0.1, math.nan)[1]
     assert "gate" not in summary(Findings(), None)
+
+
+def test_a_number_that_differs_between_updates_is_not_that_of_the_first() -> None:
+    weights = "The model's weights and one client update."
+    assert _granted_in([[weights, "The batch size (4)."], [weights, "The batch size (8)."]]) == [
+        weights,
+        "The batch size (of every update its own).",
+    ]
+    assert _granted_in([[], [weights, "The batch size (4)."]]) == [weights, "The batch size (4)."]
+
+
+@pytest.mark.parametrize(("leaking", "told"), [(2, "2 leak, 1 not"), (1, "1 leaks, 1 not")])
+def test_states_are_counted_in_words_that_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], leaking: int, told: str
+) -> None:
+    findings = Findings(tmp_path / "findings.sqlite")
+    sure: dict[str, Any] = {"exact": True, "leakage": 1.0, "batch_size": 1}
+    for number in range(leaking):
+        findings.put(ClientFinding(0, str(number), "audited", **sure), str(number))
+    findings.put(ClientFinding(0, "unknown", "audited", reason="a crowd"), "unknown")
+    _show(findings, "net")
+    assert f"updates of net: {told} decidable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wanted", [-5.0, math.nan])
+def test_a_time_limit_is_no_negative_number(wanted: float) -> None:
+    with pytest.raises(UnsumError, match=r"--time-limit takes seconds, or 0 for as long as it "):
+        options.seconds(wanted)
+    assert [options.seconds(0.0), options.seconds(3.0), options.seconds(None)] == [
+        math.inf,
+        3,
+        None,
+    ]

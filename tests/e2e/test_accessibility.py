@@ -14,13 +14,12 @@ from playwright.sync_api import Browser, Page, expect
 
 import unsum
 from support.audits import bounded, captured, shares, synthetic
-from support.long import long
 from support.material import pictures, small_net
 
 pytestmark = pytest.mark.long
 
 AXE = Path(AXE_FILE_PATH).read_text("utf-8")
-LOOKS = [("light", 1400), *long(("dark", 1400), ("light", 400))]
+LOOKS = [("light", 1400), ("dark", 1400), ("light", 400)]
 
 
 def unproven() -> unsum.Audit:
@@ -75,8 +74,15 @@ def violations(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", list(PAGES))
-@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+# Colors differ with what was found, so that every page is looked at in the dark; what a narrow
+# window moves about are drawings, tables and long headlines.
+SEEN = [
+    *((name, *look) for name in PAGES for look in LOOKS[:2]),
+    *((name, *LOOKS[2]) for name in ("severe", "captured", "compared", "sweep")),
+]
+
+
+@pytest.mark.parametrize(("name", "scheme", "width"), SEEN)
 def test_nothing_serious(
     browser: Browser, pages: dict[str, str], name: str, scheme: str, width: int
 ) -> None:

@@ -104,3 +104,40 @@ def test_found_above_its_ceiling_is_red(page: Page, tmp_path: Path) -> None:
         "getComputedStyle(document.querySelector('.alarm')).color.match(/[0-9]+/g).map(Number)"
     )
     assert red > 3 * max(green, blue)
+
+
+def test_nothing_lies_over_the_marks_of_defenses_side_by_side(page: Page, tmp_path: Path) -> None:
+    """The level has its name in the key; a row that no attack measured, and that is proven, is not
+    called undecidable."""
+    audit = report()
+    refused = Point(
+        "Clip(1) | Noise(2)", None, [], refused="a crowd", ceiling=0.1, ceiling_mean=0.1
+    )
+    audit = replace(audit, comparison=Comparison([*audit.comparison.points, refused], ""))
+    page.goto(audit.write(tmp_path / "report").as_uri())
+    assert page.locator(".drawing .limit-name").count() == 0
+    key = page.locator(".chart .key").inner_text().replace("\u00a0", " ")
+    assert "the level that a gate usually asks for: 20 %" in key
+    drawn = page.locator(".drawing").inner_text()
+    assert "not measured" in drawn
+    assert "not decidable" not in drawn
+    others = page.locator("table", has=page.get_by_role("columnheader", name="Verdict"))
+    assert "“(mean)” is the mean over the samples" in others.locator("caption").inner_text()
+    last = others.locator("tbody tr").last
+    assert last.locator("td").nth(1).inner_text() == "protected"
+    reason = last.locator("td").last.bounding_box()
+    assert reason is not None
+    assert reason["width"] > 200  # a reason is read in lines, not word by word
+
+
+def test_bars_are_printed_and_sorted_by_what_was_found(page: Page, tmp_path: Path) -> None:
+    page.goto(report((0.1, 0.6, 0.0), (0.9, 0.9, 0.9)).write(tmp_path / "report").as_uri())
+    table = page.locator("table.sortable")
+    table.get_by_role("button", name="from found to ceiling").click()
+    widths = [
+        float(table.locator(".interval .found").nth(place).get_attribute("width") or "nan")
+        for place in range(3)
+    ]
+    assert widths == [0, 10, 60]
+    page.emulate_media(media="print")
+    assert table.locator(".interval").first.is_visible()

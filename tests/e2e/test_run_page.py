@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from playwright.sync_api import Page
@@ -103,3 +104,31 @@ def test_the_ceiling_of_stand_in_data_is_drawn_after_every_round(
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert heard.complaints == []
+
+
+def test_clients_go_by_their_names_and_no_labels_are_made_up(page: Page, tmp_path: Path) -> None:
+    """Updates of `--updates` come with the folder of their round; an answer that nothing vouches
+    for is none."""
+    sure: dict[str, Any] = {
+        "exact": True,
+        "leakage": 1.0,
+        "batch_size": 4,
+        "label_counts": {2: 4},
+    }
+    found = [
+        ClientFinding(0, "round-0/anna", "audited", **sure),
+        ClientFinding(1, "round-1/anna", "audited", **sure),
+        ClientFinding(1, "round-1/bert", "audited", label_counts={7: 3}, reason="a crowd"),
+    ]
+    audit = replace(run(), audited=[Audited(one) for one in found], stored_run=False)
+    page.goto(audit.write(tmp_path).as_uri())
+    rows = page.locator("tbody tr")
+    assert [rows.nth(i).locator("th").inner_text() for i in range(3)] == ["anna", "anna", "bert"]
+    assert (
+        page.locator(".drawing path.client").first.get_attribute("d") == "M104.0 34.0 L716.0 34.0"
+    )
+    assert "7: 3" not in rows.nth(2).inner_text()
+    assert "round-1/bert" in (tmp_path / "updates.csv").read_text("utf-8")
+    features = [replace(one, read="features") for one in found[:2]]
+    page.goto(replace(audit, audited=[Audited(one) for one in features]).write(tmp_path).as_uri())
+    assert page.locator(".share").inner_text().endswith("updates give features of samples away.")

@@ -128,6 +128,24 @@ def test_below_the_noise_a_start_that_hardly_falls_ends() -> None:
     assert float(end.cost) < 1.0
 
 
+def test_how_little_is_hardly_may_be_declared() -> None:
+    """Damping 3 takes a quarter of the way, and the cost keeps 9/16."""
+    slow = Budget(steps=2, damping=3.0)
+    for hardly, steps in ((0.55, 1), (0.57, 2)):
+        end = descend(linear(4.0), at(0.0), slow, StoppingRule(noise=20.0, hardly=hardly))
+        assert (float(end.s) == pytest.approx(0.5)) == (steps == 1)
+
+
+def test_a_step_that_leads_too_far_is_halved() -> None:
+    """atan s − 0 at 2: the whole step leads to −3.54, half of it to −0.77, where the cost is less;
+    the second start is at rest and stays there."""
+    far, half = at(2.0, 0.0), 2 - 2.5 * torch.atan(torch.tensor(2.0, dtype=torch.float64))
+    end = descend(bent(0.0, 0.0), far, Budget(steps=1, damping=1e-9, halvings=1))
+    torch.testing.assert_close(end.s, at(float(half), 0.0))
+    refused = descend(bent(0.0, 0.0), far, Budget(steps=1, damping=1e-9))
+    torch.testing.assert_close(refused.s, far)
+
+
 def test_so_many_stalled_steps_in_a_row_are_the_end() -> None:
     """Damping 99, 33, 11: the cost keeps 0.98, then 0.942 of itself, then 0.840."""
     budget = Budget(steps=30, damping=99.0, stalled=0.9, patience=2)
@@ -199,6 +217,16 @@ def test_without_time_nothing_moves() -> None:
     torch.testing.assert_close(end.cost, at(9.0)[:, 0])
     assert deadline.cut == ["the way down"]
     torch.testing.assert_close(descend(linear(4.0), at(0.5), Budget(seconds=-1.0)).s, at(0.5))
+
+
+def test_starts_that_there_was_no_time_for_have_no_cost() -> None:
+    """Two of three at a time: the third is never linearized, and not mistaken for a root."""
+    problem = linear(4.0, 4.0, 4.0)
+    with time_limit(1e-9):
+        end = descend(problem, at(0.5, 0.5, 2.0), Budget(memory=2))
+    torch.testing.assert_close(end.s, at(0.5, 0.5, 2.0))
+    assert end.cost.tolist() == [9.0, 9.0, torch.inf]
+    assert problem.sizes == [2]
 
 
 def test_without_unknowns_or_starts_there_is_only_a_cost() -> None:

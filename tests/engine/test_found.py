@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsum.engine.found import FoundPoints, Rows
+from unsum.engine.found import FoundPoints, LabeledPoints, Rows
 
 
 def found(
@@ -60,6 +60,44 @@ def test_points_come_in_the_order_of_their_misfits_and_many_hits_are_counted() -
     assert ordered.points.tolist() == [[0, 1], [1, 0], [0, 2]]
     assert ordered.twice == 1
     assert FoundPoints.of(points.points, points.errors, points.misfits).hits.tolist() == [1, 1, 1]
+
+
+def test_points_are_grouped_by_the_best_that_is_near() -> None:
+    """On a line at 0.999, 1, 1.001 and 5: the best one takes both neighbors, which are not near
+    each other."""
+    line = found([[0.999], [1.0], [1.001], [5.0]], [1, 1, 1, 1], [2e-6, 1e-6, 3e-6, 0.0])
+    firsts, groups = line.grouped(1.5e-3, blur=0.0)
+    assert firsts.tolist() == [3, 1]
+    assert groups.tolist() == [1, 1, 1, 0]
+    assert line.distinct(1.5e-3, blur=0.0).hits.tolist() == [1, 3]
+    firsts, _ = line[[0, 2]].grouped(1.5e-3, blur=0.0)
+    assert firsts.tolist() == [0, 1]
+
+
+def test_of_points_without_a_rank_the_first_stays() -> None:
+    points = FoundPoints.unranked(torch.tensor([[2.0], [1.0], [2.0001], [1.0]]))
+    assert points.distinct(1e-3).points.flatten().tolist() == [2.0, 1.0]
+    assert points.distinct(1e-3).hits.tolist() == [2, 2]
+
+
+def test_points_of_two_labels_are_never_one() -> None:
+    at = torch.tensor([[1.0], [1.0], [1.0], [3.0]])
+    points = LabeledPoints.unranked(at, labels=torch.tensor([7, 8, 7, 7]))
+    assert points.distinct().labels.tolist() == [7, 8, 7]
+    assert points.distinct().hits.tolist() == [2, 1, 1]
+    known = LabeledPoints.unranked(at[:1], labels=torch.tensor([8]))
+    assert points.apart_from(known).tolist() == [True, False, True, True]
+    assert points.apart_from(known[:0]).all()
+
+
+def test_the_nearest_of_others() -> None:
+    points, others = (
+        found([[1, 0], [0, 4]], [1, 1], [0, 0]),
+        found([[0, 1], [3, 0]], [1, 1], [0, 0]),
+    )
+    assert points.nearest(others).tolist() == [0, 0]
+    assert others.nearest(points).tolist() == [0, 0]
+    assert found([[9, 1]], [1], [0]).nearest(others).tolist() == [1]
 
 
 def test_nothing_found_takes_part() -> None:

@@ -305,8 +305,8 @@ def test_a_folder_without_rounds_or_weights_is_a_sentence(
         path.unlink()
     assert gaps(folder) == [
         (
-            "Round 2 is missing from the folder; the others are audited, and nothing is known of "
-            "these."
+            "Round 2 is missing from the folder; the others are audited, and of this one nothing "
+            "is known."
         ),
         "Round 1 is without any client's answer.",
     ]

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import unsum
+from unsum.audit.round import Sent, shares_of
 from unsum.head import Head, collect_features
 from unsum.labels.feature_prior import FeaturePrior, feature_prior
+from unsum.score.reference import public_inputs
 
 
 def prior_of(public: Tensor, *before: nn.Module) -> FeaturePrior:
@@ -76,6 +78,64 @@ def test_made_up_pictures_take_the_place_of_public_ones_and_stand_beside_them() 
     four = float((features[:36] - features[36:].mean(0)).square().sum(1).mean())
     assert left[4] < four
     assert left[0] < 2 * scatter
+
+
+def test_made_up_inputs_stand_in_for_public_ones_that_do_not_fit() -> None:
+    """An embedding has no row of number −1, which standard normal rows ask for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Codes(), nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 5))
+    update = unsum.capture(model, torch.tensor([[3.0], [8.0]]), torch.tensor([0, 1]))
+    head = Head.of(model, update)
+    alone, instead = (feature_prior(head, model, public) for public in (None, torch.randn(64, 1)))
+    assert alone is not None
+    assert instead is not None
+    assert instead.public == 0
+    assert torch.equal(instead.mean, alone.mean)
+    assert float(alone.mean.norm()) > 0
+
+
+def test_an_answer_that_needs_no_update_is_no_leak() -> None:
+    """Under noise alone `adaptive` answers with what made-up inputs read, which is a guess; it had
+    counted as a third of a sample."""
+    torch.manual_seed(48)
+    model = nn.Sequential(Codes(), nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 5))
+    codes, labels = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0, 3, 2])
+    update = unsum.Noise(100.0)(unsum.capture(model, codes, labels))
+    leak = unsum.separate(model, update, "adaptive")
+    sent = Sent(model, codes, labels, update, train=True, seed=0)
+    prior = feature_prior(Head.of(model, update), model, None)
+    assert prior is not None
+    assert float(torch.cosine_similarity(leak.features, prior.mean[None]).min()) > 0.99
+    cosines = torch.cosine_similarity(leak.features, sent.features.double())
+    assert float(cosines.max()) > 0.5  # the direction of a sample that everybody knows
+    assert max(share.most for share in shares_of(sent, leak)) < 0.01
+
+
+class Codes(nn.Embedding):
+    """(B, 1) numbers of rows → (B, 6)."""
+
+    def __init__(self) -> None:
+        super().__init__(10, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, 0].long())
+
+
+def test_what_made_up_inputs_read_is_a_guess_beside_public_ones() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 24), nn.ReLU(), nn.Linear(24, 5))
+    images, labels = torch.rand(2, 3, 8, 8), torch.tensor([0, 3])
+    update = unsum.capture(model, images, labels)
+    sent = Sent(model, images, labels, update, train=True, seed=0)
+    head = Head.of(model, update)
+    public = public_inputs(images)
+    assert public is not None
+    priors = [feature_prior(head, model, some) for some in (public, None)]
+    assert sent.truth.public is not None
+    assert len(sent.truth.public) == 3  # the mean of public photos, and what two priors expect
+    for guess, prior in zip(sent.truth.public[1:], priors, strict=True):
+        assert prior is not None
+        torch.testing.assert_close(guess, prior.mean.to(guess))
 
 
 def test_the_spread_is_how_much_inputs_differ_in_size() -> None:

@@ -42,8 +42,7 @@ def small_plan(**changes: Any) -> Plan:
     return replace(plan, **changes)
 
 
-@pytest.mark.parametrize("norm", ["none", "train", "eval"])
-@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize(("norm", "group"), [("none", True), ("train", False), ("eval", True)])
 def test_restarts_together_are_restarts_one_after_the_other(norm: str, group: bool) -> None:
     net = convnet(batch_norm=norm != "none").train(norm == "train").double()
     terms = (TotalVariation(1e-3), GroupConsistency(1e-3)) if group else (TotalVariation(1e-3),)

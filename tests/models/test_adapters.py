@@ -144,8 +144,12 @@ def test_a_folder_is_loaded_with_its_adapters_and_what_they_leave_open_is_said(
     assert set(update.gradients) == set(trained)
     verdict = unsum.audit(loaded.model, update=update).verdict
     assert verdict.state == "not decidable"
-    assert "wte.weight', the gradient of the last linear layer, which clients" in verdict.headline
-    assert verdict.headline.endswith("(dp) or by secure aggregation.")
+    assert verdict.headline == (
+        "Not decidable: clients that train adapters alone send no gradient of the last linear "
+        "layer, where every attack here starts."
+    )
+    assert verdict.details[0].startswith("Treat what they send as the samples themselves")
+    assert verdict.details[0].endswith("is 'base_model.model.transformer.wte.weight'.")
 
 
 def test_the_tokenizer_is_that_of_the_base_where_the_adapters_have_none(tmp_path: Path) -> None:

@@ -52,9 +52,8 @@ def farthest(leak: unsum.Leak, features: Tensor) -> float:
     return float((torch.cdist(features, leak.features).amin(1) / features.norm(dim=1)).max())
 
 
-@pytest.mark.parametrize("momentum", [0.9, *long(0.5, 0.99)])
 # after twelve rounds the buffer has taken all directions
-@pytest.mark.parametrize("count", [2, 12])
+@pytest.mark.parametrize(("count", "momentum"), [(2, 0.9), (12, 0.9), *long((2, 0.99), (12, 0.5))])
 def test_a_momentum_is_found_and_every_sample_of_the_round_comes_back(
     momentum: float, count: int
 ) -> None:
@@ -93,7 +92,7 @@ def test_rows_of_earlier_labels_carry_the_rounding_of_what_was_sent() -> None:
     assert error < 10 * leak.predicted_error
 
 
-@pytest.mark.parametrize("momentum", long(0.89, 0.0, 0.5, 0.8, 0.899))
+@pytest.mark.parametrize("momentum", long(0.0, 0.8, 0.899))
 def test_nothing_is_claimed_where_the_declared_momentum_is_wrong(momentum: float) -> None:
     for sent in (rounds(2), rounds(2, rate=1e-6), rounds(2, batch=1, rate=1e-6)):
         (_, before, _), (model, update, _) = sent

@@ -177,6 +177,7 @@ def test_a_forged_gradient_keeps_the_solver_no_longer_than_it_is_given() -> None
 
 # classes, features, directions
 SIZES = {"small": (20, 64, 8), "large": (1000, 768, 24), "crowded": (1000, 768, 100)}
+PATHS = ("exact", "adaptive", "local-steps", "crowded", "labels found")
 
 
 def _low_rank(classes: int, inputs: int, rank: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -196,9 +197,13 @@ def _processor_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_processor_seconds")
 @pytest.mark.parametrize(
-    ("size", "limit"), [("small", 0.5), *long(("large", 6.0), ("crowded", 6.0))]
+    ("path", "size", "limit"),
+    [
+        *((path, "small", 0.5) for path in PATHS),
+        *long(*((path, "large", 6.0) for path in PATHS if path != "crowded")),
+        *long(("exact", "crowded", 6.0)),
+    ],
 )
-@pytest.mark.parametrize("path", ["exact", "adaptive", "local-steps", "crowded", "labels found"])
 def test_every_method_that_auto_may_choose_keeps_the_limit(
     path: str, size: str, limit: float
 ) -> None:

@@ -103,8 +103,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_bug_is_caught_or_survives_in_a_copy_and_the_tree_stays(
-    mutants: ModuleType, tree: Path, tmp_path: Path
+    mutants: ModuleType, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # the processes' pytest imports no other plug-in
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     copy = mutants.Copy(tree, tmp_path / "copy", start=START)
     tests = ("tests/test_small.py",)
     caught = mutants.Bug("small.py", "if a > b", "if a < b", tests, "the smaller is larger")

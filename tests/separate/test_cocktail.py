@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import unsum
 from support.active_photos import cut
+from support.long import long
 from unsum import UnsumError
 from unsum.separate.cocktail import (
     alike,
@@ -80,7 +81,7 @@ def agreement(found: Tensor, true: Tensor) -> float:
     return float(table[linear_sum_assignment(-table.numpy())].min())
 
 
-@pytest.mark.parametrize("count", [4, 6])
+@pytest.mark.parametrize("count", [4, *long(6)])
 def test_without_negentropy_nothing_is_unmixed(count: int) -> None:
     """The same Adam from the same start: with the negentropy it finds the sources, without it stays
     where it was."""

@@ -41,7 +41,7 @@ def trained_case(
     return head, features[:B], labels[:B]
 
 
-@pytest.mark.parametrize("seed", [0, *long(1, 2)])
+@pytest.mark.parametrize("seed", [0, *long(2)])
 def test_two_thirds_as_many_samples_as_classes_come_back(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_scaled_gradient_says_its_scale(monkeypatch: pytest.MonkeyPatch) -> No
     assert unsum.score(leak, features=features)["worst_feature_error"] < 1e-3
 
 
-@pytest.mark.parametrize("seed", [3, *long(*range(4, 9))])
+@pytest.mark.parametrize("seed", [3, *long(4, 5)])
 def test_whatever_is_found_is_a_sample(seed: int) -> None:
     """Each on its own: a false one would take a direction from all that come after it."""
     head, features, labels = trained_case(seed)

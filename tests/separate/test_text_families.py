@@ -3,6 +3,8 @@ claim."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ import unsum
 from separate.text_families import VOCABULARY, WIDTH, PeftModel, adapted, made, trained
 from unsum.errors import UnsumError
 from unsum.models.language import TextTask, embedding_of, looks_ahead, task_of
+from unsum.separate.text.judge import doubt_displaced, doubt_unheld
+from unsum.separate.text.recovered import Text, labeled
+from unsum.separate.text.replay import name_of, play
 
 OPENS, CLOSES, MASK = 2, 3, 4
 
@@ -119,6 +124,54 @@ def test_a_masked_token_that_the_model_is_sure_of_is_not_claimed_to_be_the_mask(
     assert any(MASK in row for row in leak.tokens or [])
     assert not leak.exact
     assert any("masked token that sends too little" in note for note in leak.notes)
+
+
+def two_masks() -> tuple[nn.Module, unsum.Update, Text]:
+    """A text with a masked token at places 1 and 3, and its update."""
+    model, tokens = made("bert"), sentences(1, 6, framed=True)
+    masked, labels = tokens.clone(), torch.full_like(tokens, -100)
+    for place in (1, 3):
+        masked[0, place], labels[0, place] = MASK, tokens[0, place]
+    update = unsum.capture_text(model, masked, labels, train=False)
+    return model, update, Text(masked.tolist(), labels.tolist())
+
+
+@pytest.mark.parametrize(("share", "doubted"), [(1.0, False), (1e-6, True)])
+def test_a_masked_token_that_sends_little_may_stand_in_another_text(
+    share: float, doubted: bool
+) -> None:
+    model, update, text = two_masks()
+    played = play(model, update, text, *labeled(model, text))
+    assert played is not None
+    faint = replace(played, positions=played.positions * torch.tensor([1.0, share]))
+    said = doubt_displaced(model, faint, text)
+    assert [note.split(" sends ")[0] for note in said] == ["A masked token of sequence 0"] * doubted
+
+
+def test_rows_of_tokens_that_no_text_holds_are_a_doubt() -> None:
+    """A token more has a trillionth of the gradient: nothing else of it shows."""
+    model, update, text = two_masks()
+    held = play(model, update, text, *labeled(model, text))
+    assert held is not None
+    assert doubt_unheld(held) == []
+    found = embedding_of(model)
+    assert found is not None
+    spare = next(token for token in range(5, VOCABULARY) if token not in {MASK, *text.tokens[0]})
+    name = name_of(model, found[1].weight)
+    rows = update.gradients[name].clone()
+    rows[spare, 0] = 1e-12 * rows.norm()
+    more = play(
+        model,
+        unsum.Update(update.gradients | {name: rows}),
+        text,
+        *labeled(model, text),
+    )
+    assert more is not None
+    assert more.replay.explains
+    assert more.unheld == (spare,)
+    assert doubt_unheld(more) == [
+        f"Token {spare} of the embedding has a gradient and stands in no sequence that was found."
+    ]
 
 
 def test_counts_that_are_no_whole_numbers_are_not_claimed() -> None:

@@ -58,8 +58,14 @@ def assert_recovered(leak: unsum.Leak, features: Tensor, labels: Tensor, weights
     assert leak.weights[place].tolist() == pytest.approx(weights.tolist(), rel=1e-3)
 
 
-@pytest.mark.parametrize(("labels", "weights"), CASES)
-@pytest.mark.parametrize(("classes", "inputs"), [(30, 64), *long((100, 128), (1000, 768))])
+@pytest.mark.parametrize(
+    ("labels", "weights", "classes", "inputs"),
+    [
+        *((*case, 30, 64) for case in CASES),
+        *long(*((*case, 100, 128) for case in CASES[::2])),
+        *long(*((*case, 1000, 768) for case in CASES[1::2])),
+    ],
+)
 def test_every_sample_comes_back_with_its_weight(
     labels: list[int], weights: list[float], classes: int, inputs: int
 ) -> None:

@@ -126,10 +126,8 @@ def _by_every_rule(case: Case) -> dict[str, Tensor]:
     found = dict[str, Tensor]()
     for name in (entry.name for entry in LABEL_RULES if entry.name not in separators):
         rule = LABEL_RULES[name]
-        # taken on trust elsewhere
-        single = rule.needs.one_sample and evidence.knowledge.known_batch_size != 1
-        # what is left of other defenses is not Gaussian
-        if single or (name == "templates" and not case.noisy):
+        # a batch of one that nobody declared is a batch that an attacker tries
+        if rule.needs.one_sample and evidence.knowledge.known_batch_size not in (None, 1):
             continue
         if name == "ilrg" and evidence.head.classes > _MOST_CLASSES:
             continue

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from unsum.errors import UnsumError
 from unsum.head import Head, find_head
 from unsum.models.language import is_language_model
+from unsum.notes import Code, Note
 from unsum.running.late_scipy import beta_beyond
 from unsum.separate.adaptive import recognize
 from unsum.update import Update
@@ -27,13 +28,15 @@ ONE_STEP = (
     "one step was assumed, because the change of weights does not say how many the client took; "
     "give --local-steps (in Python LocalTraining(steps=))"
 )
-ADAPTIVE = (
+ADAPTIVE = Note(
     "the change fits no SGD: did the client use Adam, or send signs? Its entries are of nearly one "
-    "size in every layer, and those of the last layer do not sum to zero over the classes"
+    "size in every layer, and those of the last layer do not sum to zero over the classes",
+    Code.OTHER_TRAINING,
 )
-UNBALANCED = (
+UNBALANCED = Note(
     "the change fits no SGD: did the client use Adam, or another loss than cross-entropy? What it "
-    "adds to the last layer does not sum to zero over the classes"
+    "adds to the last layer does not sum to zero over the classes",
+    Code.OTHER_TRAINING,
 )
 # [of the last layer's norm] sums over the classes that rounding the weights never leaves. Chosen
 # by: arbitrary margin, SGD leaves 5e-6 and Adam 0.35 at least

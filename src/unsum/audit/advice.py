@@ -17,7 +17,7 @@ from unsum.audit.sweep.result import DEFAULT_RANGE
 from unsum.audit.sweep.task import ruins
 from unsum.audit.verdict import PROTECTED, Level
 from unsum.audit.wording import percent
-from unsum.notes import Code, code_of
+from unsum.notes import Code, code_of, has
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ _SUM = (
     "that hold several times as many samples together as the model has classes and its widest "
     "dense layer has units: a sum over fewer is as readable as one client's update."
 )
+_ALARM = Advice(
+    "Rely on neither figure, found or ceiling, until it is known which of them is wrong: report "
+    "this audit with its command and seed, which stand below."
+)
 _STRONGER = Advice(
     "Try the other attacks, and more of the attacker's knowledge, before relying on it.",
     "unsum list",
@@ -47,7 +51,7 @@ _STEPS: dict[Level, tuple[str, ...]] = {  # the most urgent first
     "labels": ("ruin", "keep", "sum", "stronger", "gate"),
     "unproven": ("ruin", "prove", "stronger", "gate"),
     "protected": ("ruin", "gate"),
-    "open": ("ruin", "keep", "grant", "measure", "stronger"),
+    "open": ("ruin", "keep", "prove open", "grant", "measure", "stronger"),
 }
 _NOISE = re.compile(r"(?<!\w)Noise\(([^)]+)\)")
 _OF_UPDATES = (
@@ -92,13 +96,16 @@ def advice(audit: AuditResult) -> list[Advice]:
         "gate": _gated(audit),
         "grant": _granted(audit),
         "measure": _measured(audit),
-        "stronger": _STRONGER,
+        "stronger": _patient(audit) if _headless(audit) else _STRONGER,
         "prove": _proved(audit),
+        # what no attack decides, a ceiling may
+        "prove open": None if audit.bound is None else _proved(audit),
     }
     steps = _STEPS[
         "unproven" if audit.verdict.level == "open" and _headless(audit) else audit.verdict.level
     ]
-    return [step for name in steps if (step := made[name]) is not None]
+    first = [_ALARM] if audit.verdict.alarm else []
+    return [*first, *(step for name in steps if (step := made[name]) is not None)]
 
 
 def _ruined(audit: AuditResult) -> Advice | None:
@@ -126,7 +133,7 @@ def _ruined(audit: AuditResult) -> Advice | None:
 
 
 def _summed(audit: AuditResult) -> Advice | None:
-    if _headless(audit):
+    if _headless(audit) or audit.texts is not None:
         return None  # how many samples a sum must hold is known of classifiers alone
     if "SecAgg" in audit.setting.defenses:
         return Advice(f"Let more clients into one sum: the server should see only sums {_SUM}")
@@ -134,8 +141,8 @@ def _summed(audit: AuditResult) -> Advice | None:
 
 
 def _headless(audit: AuditResult) -> bool:
-    """Whether the network is no classifier, which no sweep plays."""
-    return audit.truth is not None and not audit.truth.class_names
+    """Whether the network is neither a classifier nor a model of text; no sweep plays it."""
+    return audit.truth is not None and not audit.truth.class_names and audit.texts is None
 
 
 def _swept(audit: AuditResult) -> Advice:
@@ -159,8 +166,7 @@ def _swept(audit: AuditResult) -> Advice:
 
 def _defended_command(audit: AuditResult) -> str:
     """The same round under noise, stronger than any that was too weak: of what cannot be swept."""
-    own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
-    louder = f"{own[-1] * _LOUDER:g}" if own and own[-1] > 0 else _FIRST_NOISE
+    own, louder = _own_noise(audit), _louder(audit)
     if not audit.setting.command:
         return f"unsum.audit(model, data, defenses=unsum.Noise({louder}))"
     return again(
@@ -168,10 +174,21 @@ def _defended_command(audit: AuditResult) -> str:
     )
 
 
+def _own_noise(audit: AuditResult) -> list[float]:
+    """The noise that was audited, each strength of it."""
+    return [float(found) for found in _NOISE.findall(audit.setting.defenses)]
+
+
+def _louder(audit: AuditResult) -> str:
+    """Noise above the one that was too weak, or the first to try."""
+    own = _own_noise(audit)
+    return f"{own[-1] * _LOUDER:g}" if own and own[-1] > 0 else _FIRST_NOISE
+
+
 def _sweep_command(audit: AuditResult, *, weaker: bool = False) -> str:
     """The same round under many strengths of noise; from noise that was too weak on, or up to noise
     that was too strong, where there was some."""
-    own = [float(found) for found in _NOISE.findall(audit.setting.defenses)]
+    own = _own_noise(audit)
     low, high = (1 / _WIDER, 1.0) if weaker else (1.0, _WIDER)
     wanted = (
         f"noise={own[-1] * low:g}..{own[-1] * high:g}" if own and own[-1] > 0 else DEFAULT_RANGE
@@ -216,17 +233,16 @@ def _held(audit: AuditResult) -> Advice | None:
 
 def _proved(audit: AuditResult) -> Advice:
     """What would make it green: noise that proves the ceiling."""
-    if _headless(audit):
+    if _headless(audit) or audit.texts is not None:
         text = (
             "Prove it: add noise, and more of it until the ceiling of every sample is below the "
             "level."
         )
-        how = f"--defense clip:1 --defense noise:0.1 --prove-below {DEFAULT_LEVEL:g}"
+        louder = _louder(audit)
+        how = f"--defense clip:1 --defense noise:{louder} --prove-below {DEFAULT_LEVEL:g}"
         dropped = ("--defense", "--fail-above", "--prove-below")
-        own = (
-            "unsum.audit(model, data, client=unsum.ClientTraining(loss=loss), "
-            "defenses=[unsum.Clip(1), unsum.Noise(0.1)])"
-        )
+        loss = "" if audit.texts is not None else "client=unsum.ClientTraining(loss=loss), "
+        own = f"unsum.audit(model, data, {loss}defenses=[unsum.Clip(1), unsum.Noise({louder})])"
         return Advice(
             text,
             again(audit.setting.command, how, without=dropped) if audit.setting.command else own,
@@ -260,19 +276,28 @@ def _ceiling_command(audit: AuditResult) -> str:
     return alone.replace("unsum audit", "unsum ceiling", 1)
 
 
-def _granted(audit: AuditResult) -> Advice | None:
-    if code_of(audit.verdict.reason) is Code.NO_HEAD:
-        return None  # whatever the batch
-    if code_of(audit.verdict.reason) is Code.CUT_SHORT:
-        text = "Give the attacks more time: what they left untried is named above."
-        if not audit.setting.command:
-            return Advice(
-                text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))"
-            )
+def _patient(audit: AuditResult) -> Advice | None:
+    """More time, where an attack had too little."""
+    if not has([audit.verdict.reason, *(one.remark for one in audit.tried)], Code.CUT_SHORT):
+        return None
+    text = "Give the attacks more time: what they left untried is named on this page."
+    if not audit.setting.command:
         return Advice(
-            text,
-            again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)),
+            text, f"unsum.audit(model, data, limits=unsum.AuditLimits(time_limit={_PATIENT}))"
         )
+    return Advice(
+        text,
+        again(audit.setting.command, f"--time-limit {_PATIENT}", without=("--time-limit",)),
+    )
+
+
+def _granted(audit: AuditResult) -> Advice | None:
+    code = code_of(audit.verdict.reason)
+    refused = audit.texts is not None and all(one.refused for one in audit.tried)
+    if code in (Code.NO_HEAD, Code.OTHER_TRAINING) or refused:
+        return None  # whatever the batch
+    if code is Code.CUT_SHORT:
+        return _patient(audit)
     text = "Where the batch is the reason, "
     if audit.leak.knowledge.known_batch_size is not None:
         return Advice(f"{text}audit a smaller one: the attacker knew the size of this one already.")

@@ -105,17 +105,19 @@ _CERTAIN = 0.9995  # [1] a chance to tell a label that reads as 1.000
 SCATTER = 0.05
 
 
+def exceeding(own: Sequence[float], bound: Ceiling) -> list[int]:
+    """The samples of which more was found than anybody could read."""
+    limits = zip(own, bound.samples.tolist(), strict=False)
+    return [i for i, (value, limit) in enumerate(limits) if value > limit + SCATTER]
+
+
 def exceeded(own: Sequence[float], bound: Ceiling) -> str:
     """A sentence where more was found of a sample than anybody could read: one of the two is
     wrong."""
-    over = [
-        (value, float(limit))
-        for value, limit in zip(own, bound.samples, strict=False)
-        if value > float(limit) + SCATTER
-    ]
+    over = exceeding(own, bound)
     if not over:
         return ""
-    value, limit = max(over)
+    value, limit = max((own[i], float(bound.samples[i])) for i in over)
     return (
         f"Found above its ceiling: {percent(value)} of a {bound.unit} was found, and at most "
         f"{percent(limit)} can be read. One of the two is wrong; please report this with the "
@@ -134,6 +136,11 @@ def beside(bound: Ceiling) -> str:
         return (
             f"The ceiling does not protect: that of one {bound.unit} {lies}, from {bound.pairs} "
             "pairs of worlds, so that other attacks may read as much."
+        )
+    if bound.decided(DEFAULT_LEVEL) == "open" and not bound.pairs:
+        return (
+            "Whether the ceiling protects is not decided: time was over before a single pair of "
+            "worlds had been played."
         )
     if bound.decided(DEFAULT_LEVEL) == "open":
         return (
@@ -201,3 +208,15 @@ def hides_labels(bound: Ceiling) -> bool:
     """Whether nobody tells any label from another one by the level better than a guess: neither
     from its likeliest alternative nor from the others, which may lie further apart."""
     return hidden(bound.labels) and bound.any_label is not None and hidden(bound.any_label)
+
+
+def labels_open(bound: Ceiling) -> str:
+    """A sentence where labels may be told although the samples are protected; else empty."""
+    chances = [one for one in (bound.labels, bound.any_label) if one is not None]
+    told = [float(one.max()) for one in chances if not bool(one.isnan().any()) and not hidden(one)]
+    if not told:
+        return ""
+    return (
+        "The ceiling of the samples says nothing of their labels: one can be told from another "
+        f"with a chance of up to {percent(max(told))}."
+    )

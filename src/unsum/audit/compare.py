@@ -2,9 +2,10 @@
 that costs little.
 
 Where no usual defense keeps every sample under the level and the labels unread, noise climbs a
-short ladder until it does, and a clip with noise is added that proves it for any data; what is
-under the level is priced by a small training. Settings that nobody can decide about are not under
-it. Every row has its ceiling: what keeps the attacks tried out proves nothing by itself.
+short ladder until it does. Where no row is proven by then, a clip with noise is added that proves
+it for any data; what is under the level is priced by a small training. Settings that nobody can
+decide about are not under it. Every row has its ceiling: what keeps the attacks tried out proves
+nothing by itself.
 """
 
 from __future__ import annotations
@@ -164,19 +165,22 @@ def compare(
     tried += [
         (other, bench.defended(other, None)) for other in standard if shown(other) != shown(chain)
     ]
-    stopped = ""
+    stopped, climbed = "", list[Tried]()
+    quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
     if not any(keeps_everything(point) for _, point in tried):
-        quick = replace(options, time_limit=min(PATIENCE, options.time_limit or PATIENCE))
         climbed, stopped = _climb(replace(bench, options=quick), audited=chain)
         tried += climbed
-        if bounds is not None and climbed:
-            proof = proven_chain(bench.size(), discrete=bounds.case.discrete)
-            tried.append((proof, replace(bench, options=quick).defended(proof, None)))
     if bounds is not None:
         tried = [
             (other, replace(point, **bounds.figures(other, own if other is chain else None)))
             for other, point in tried
         ]
+        if not any(point.proven(DEFAULT_LEVEL) for _, point in tried):
+            proof = proven_chain(bench.size(), discrete=bounds.case.discrete)
+            figures = bounds.figures(proof)
+            if climbed or figures["ceiling"] < DEFAULT_LEVEL:
+                point = replace(bench, options=quick).defended(proof, None)
+                tried.append((proof, replace(point, **figures)))
     pictures = photo_tiles()
     pricing = replace(bench, pictures=pictures)
     under = [point.under(DEFAULT_LEVEL) or point.proven(DEFAULT_LEVEL) for _, point in tried]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from unsum.audit.ceiling_words import hides_labels
+from unsum.audit.ceiling_words import exceeded, exceeding, hides_labels
 from unsum.audit.result import AuditResult, SampleRow, finite
 from unsum.audit.verdict import UNVOUCHED
 from unsum.audit.wording import one_line, percent, sample_count
@@ -124,7 +124,14 @@ class Gate:
         return "undecided" if self.bound is None else "failed"
 
     def proven(self, level: float) -> bool:
-        return self.bound is not None and self.bound.decided(level) == "below"
+        """By ceilings of which none was exceeded."""
+        return self.bound is not None and self.bound.decided(level) == "below" and not self.alarm
+
+    @property
+    def alarm(self) -> str:
+        """Where more was found of a sample than its ceiling allows."""
+        own = [row.shares.sample for row in self.rows]
+        return "" if self.bound is None else exceeded(own, self.bound)
 
     @property
     def by_labels(self) -> bool:
@@ -148,7 +155,12 @@ class Gate:
         level = self.prove_below
         if level is None or self.proven(level):
             return []
-        return [i for i, row in enumerate(self.rows) if not row.ceiling < level]
+        wrong = (
+            []
+            if self.bound is None
+            else exceeding([row.shares.sample for row in self.rows], self.bound)
+        )
+        return [i for i, row in enumerate(self.rows) if not row.ceiling < level or i in wrong]
 
     @property
     def exit_code(self) -> int:
@@ -181,7 +193,7 @@ class Gate:
         if self.result == "undecided":
             return (
                 f"Gate undecided: the leakage of {self.count('unknown')} of {sample_count(total)} "
-                f"is not known: {self.why}."
+                f"is not known: {self.why.rstrip('.')}."
             )
         most = max(
             (row for row in self.rows if not math.isnan(row.leakage)), key=lambda row: row.leakage
@@ -207,6 +219,8 @@ class Gate:
                 "Gate undecided: no ceiling is known, so that nothing is proven to stay below "
                 f"{below}."
             )
+        if self.alarm:
+            return f"Gate failed: {self.alarm[:1].lower()}{self.alarm[1:]}"
         over = int((self.bound.samples >= (self.prove_below or 0.0)).sum())
         return (
             f"Gate failed: the ceiling of {over} of {sample_count(len(self.bound.samples))} is not "
@@ -215,6 +229,8 @@ class Gate:
 
     def _ceiling(self) -> str:
         """What a passed gate does not show."""
+        if self.alarm:
+            return f" {self.alarm}"
         if self.bound is None or self.proven(self.level):
             return ""
         return (

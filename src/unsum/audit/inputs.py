@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -26,7 +27,8 @@ from unsum.data.classes import class_order, fitted, fitting_order
 from unsum.data.table_file import is_table
 from unsum.data.tables import ClientTable
 from unsum.data.texts import TextData
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, first_line
+from unsum.gradients import in_eval_mode
 from unsum.head import find_head
 from unsum.losses import Loss
 from unsum.models import DEFAULT_MODEL, load_model
@@ -118,6 +120,7 @@ class Inputs:
                 if isinstance(data, Batch)
                 else Batch(*data, [f"sample {i + 1}" for i in range(len(data[0]))], [])
             )
+            _check_taken(loaded.model, truth.images)
         # The model may have more classes than the data name, and an attack may find any of them.
         further = [f"class {c}" for c in range(len(truth.class_names), made)]
         return loaded, replace(truth, class_names=[*truth.class_names, *further])
@@ -240,6 +243,25 @@ class Inputs:
         """How a model is loaded by its name, whatever its classes."""
         same = {name: getattr(self.loading, name) for name in ("weights", "fresh_head", "download")}
         return same | {"size": self.loading.image_size, "seed": self.seed}
+
+
+def _check_taken(model: nn.Module, inputs: Tensor) -> None:
+    """Refuse inputs of a shape that the model was not made for, before its own layers do."""
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not inputs.is_floating_point():
+        return  # codes, say, of which the next step tells whether they fit
+    device = next(model.parameters(), inputs).device
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), in_eval_mode(model):
+            model(inputs[:1].to(device))
+    except Exception as error:  # the user's own forward; the client's step says what else is wrong
+        told = str(error)
+        if not isinstance(error, RuntimeError) or ("shape" not in told and "size" not in told):
+            return
+        shape = " × ".join(map(str, inputs.shape[1:]))
+        raise UnsumError(
+            f"The model does not take inputs of {shape} numbers ({first_line(error)}); give inputs "
+            "of the shape that it reads."
+        ) from error
 
 
 def own_model(

@@ -37,6 +37,7 @@ from torch import Tensor
 from unsum.attack.any_network import PROVES_NOTHING
 from unsum.audit.wording import error, percent, sample_count
 from unsum.leak import Attempt, Leak
+from unsum.notes import Code, code_of
 from unsum.score import SampleScore
 from unsum.score.labels import LabelsRead
 from unsum.score.pictures import picture_cosine, psnr
@@ -380,9 +381,12 @@ class Tried:
         if over:
             return f"{over} of {len(self.leakages)} samples, up to {percent(self.worst)}"
         if not self.remark:
-            return f"nothing (at most {percent(self.worst)})"
+            most = percent(self.worst)
+            return "nothing" if most == percent(0.0) else f"nothing (at most {most})"
         if self.remark == PROVES_NOTHING:  # it did apply, and looked
             return "nothing; a search that finds no picture proves nothing"
+        if code_of(self.remark) is Code.CUT_SHORT:  # so did this one, until its time was over
+            return "nothing in its time"
         return "nothing, and does not apply"
 
 

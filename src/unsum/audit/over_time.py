@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,7 +20,7 @@ from unsum.audit.provenance import Provenance
 from unsum.audit.report import environment, together
 from unsum.audit.result import finite
 from unsum.audit.round_ceiling import NEEDS_DATA, RoundCeiling
-from unsum.audit.verdict import UNPROVEN, Level
+from unsum.audit.verdict import NOT_DECIDABLE, UNPROVEN, Level
 from unsum.audit.wording import percent
 from unsum.errors import needed
 from unsum.files.writing import write_text
@@ -29,6 +30,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _UNKNOWN = 84, 736, 34, 234, 262  # of the drawing
 _BAR, _HEIGHT = 16, 120  # of a class in the drawing of counts
 _CLASSES, _CLIENTS = 24, 24  # shown of either; run.json has all
 _LISTED = 5  # classes of a line of the table
+_ROUND_FOLDER = re.compile(r"round[-_ ]?\d+/", re.IGNORECASE)  # of `--updates`' clients
 CSV = "updates.csv"
 FEATURES = "features"  # what a finding reads where its leakage is not of the samples themselves
 
@@ -42,9 +44,15 @@ class Audited:
     counts: LabelCounts | None = None
 
     @property
+    def who(self) -> str:
+        """The client without the folder of its round, which stands beside it; the same one in every
+        round."""
+        return _ROUND_FOLDER.sub("", self.finding.client) or self.finding.client
+
+    @property
     def told(self) -> str:
         """The labels, the most frequent first; without numbers where the certificate does not cover
-        them."""
+        them, and none that an attack made up for an update of which nothing is known."""
         if self.counts is not None:
             counts = self.counts
             order = counts.counts.argsort(descending=True, stable=True).tolist()
@@ -54,6 +62,8 @@ class Audited:
                 for c in order[:_LISTED]
                 if float(counts.high[c]) > 0
             )
+        if self.finding.state == NOT_DECIDABLE:
+            return ""
         found = sorted(self.finding.label_counts.items(), key=lambda item: (-item[1], item[0]))
         numbers = not self.finding.exact or self.finding.counts_certain
         return ", ".join(f"{c}: {n}" if numbers else str(c) for c, n in found[:_LISTED])
@@ -106,12 +116,16 @@ class RunAudit:
         return "labels" if told else "unproven" if quiet else "open"
 
     @property
+    def given(self) -> str:
+        """What those that leak give away."""
+        read = {one.finding.read for one in self.audited if one.finding.gives_samples}
+        return "features of samples" if read == {FEATURES} else "samples"
+
+    @property
     def headline(self) -> str:
         total = len(self.audited)
         if self.leaking:
-            read = {one.finding.read for one in self.audited if one.finding.gives_samples}
-            what = "features of samples" if read == {"features"} else "samples"
-            return f"{self.leaking} of {total} updates give {what} away."
+            return f"{self.leaking} of {total} updates give {self.given} away."
         if self.counted:
             return (
                 f"The updates tell how many samples of each class a client has, in {self.counted} "
@@ -158,7 +172,7 @@ class RunAudit:
         failed = sum(finding.outcome == "failed" for finding in findings)
         return [
             *said,
-            *([f"{failed} could not be audited; the table says why."] if failed else []),
+            *([f"{_updates(failed)} could not be audited; the table says why."] if failed else []),
             *self.gaps,
         ]
 
@@ -179,7 +193,15 @@ class RunAudit:
             f"In {_updates(above)} more was found than this ceiling, so that clients do not add "
             "the noise declared, or their data differ from the data given."
         )
+        features = sum(
+            one.finding.gives_samples and one.finding.read == FEATURES for one in self.audited
+        )
+        other = (
+            f"In {_updates(features)} features were found: the ceiling is of the samples "
+            "themselves, and is not held against them."
+        )
         said = [self.ceilings[-1].sentence, declared, more if above else ""]
+        said.append(other if features else "")
         return [sentence for sentence in said if sentence]
 
     def ceiling_at(self, number: int) -> float:
@@ -275,7 +297,7 @@ def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -
 
     lines: dict[str, list[ClientFinding]] = {}
     for one in audited:
-        lines.setdefault(one.finding.client, []).append(one.finding)
+        lines.setdefault(one.who, []).append(one.finding)
     dots = [
         {
             "x": x(finding.round),
@@ -294,15 +316,17 @@ def _curves(audited: Sequence[Audited], ceilings: Sequence[RoundCeiling] = ()) -
     caps = [
         (x(one.round), y(one.ceiling), f"round {one.round}: {one.sentence}") for one in ceilings
     ]
+    paths = [
+        _path([(f.round, x(f.round), y(f.leakage)) for f in findings])
+        for findings in lines.values()
+    ]
     every = range(first, last + 1)
     ticks = [
         (x(number), number, number in numbers) for number in every[:: max(1, len(every) // 12)]
     ]
     return {
-        "paths": [
-            _path([(f.round, x(f.round), y(f.leakage)) for f in findings])
-            for findings in lines.values()
-        ],
+        "paths": paths,
+        "joined": any("L" in path for path in paths),
         "dots": dots,
         "caps": caps,
         "cap_path": " ".join(f"{'L' if i else 'M'}{px} {py}" for i, (px, py, _) in enumerate(caps)),

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -330,8 +331,6 @@ def _in_drawing(label: str) -> str:
 def render_markdown(audit: AuditResult) -> str:
     """The same for a pull request, a wiki or a ticket; the pictures lie beside it in
     `pictures.png`."""
-    pages = environment(lambda value: Markup(markdown(value)) if type(value) is str else value)
-    pages.filters |= {"percent": percent, "sample_count": sample_count, "code": _code}
     command, again = (
         audit.setting.command,
         "Started from Python: call `unsum.audit` with this setting.",
@@ -340,7 +339,8 @@ def render_markdown(audit: AuditResult) -> str:
         command = "\n".join(plain(command).splitlines())
         fence = _fence(command, 3)
         again = f"{fence}console\n{command}\n{fence}"
-    return pages.get_template("report.md.j2").render(**_told(audit), again=Markup(again))
+    page = _markdown_environment().get_template("report.md.j2")
+    return page.render(**_told(audit), again=Markup(again))
 
 
 def _fence(text: str, least: int) -> str:
@@ -388,6 +388,9 @@ def _told(audit: AuditResult) -> dict[str, Any]:
         "largest_own": max(own, default=math.nan),
         "noun": audit.sizes.noun,
         "worst_error": audit.scores.get("worst_feature_error", math.nan),
+        "mean_ceilings": any(
+            "(mean)" in ceiling_words.ceiling_of(one) for one in audit.comparison.points
+        ),
         "some_missing": any(row.found_label is None for row in rows),
         "steps": advice(audit),
         "comparison": audit.comparison,
@@ -409,7 +412,9 @@ def _fit(value: Any) -> Any:
     return plain(value) if type(value) is str else value
 
 
+@cache
 def environment(finalize: Callable[[Any], Any] = _fit) -> Environment:
+    """Where templates are compiled, once a process: that takes four times as long as a page."""
     # here, so that importing unsum does not import it
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -432,6 +437,13 @@ def environment(finalize: Callable[[Any], Any] = _fit) -> Environment:
         "csp_hash": _csp_hash,
     }
     return environment
+
+
+@cache
+def _markdown_environment() -> Environment:
+    pages = environment(lambda value: Markup(markdown(value)) if type(value) is str else value)
+    pages.filters |= {"percent": percent, "sample_count": sample_count, "code": _code}
+    return pages
 
 
 def together(text: str) -> str:

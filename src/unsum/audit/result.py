@@ -181,6 +181,8 @@ class SampleRow:
         own = f"{percent(self.shares.sample)} of the {self.noun}"
         if self.shares.read != "features":
             return own
+        if percent(self.leakage) == own.partition(" of ")[0] == percent(0.0):
+            return own
         beside = "" if math.isnan(self.shares.sample) else f" and {own}"
         return f"{percent(self.leakage)} of its features{beside}"
 

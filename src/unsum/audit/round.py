@@ -47,6 +47,7 @@ from unsum.losses import Loss
 from unsum.models.table_network import embeds, first_dense
 from unsum.notes import Code, Note
 from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing_models
 from unsum.score import SampleScore, score_samples
 from unsum.score.labels import LabelsRead
 from unsum.score.occurred import RowsNamed, rows_named
@@ -88,10 +89,11 @@ class Sent:
             ):  # the model takes other inputs, or fewer are no batch for it
                 read = self._read(find_head(self.model)[1], [inputs.to(self.images)])
                 guesses.append(read.flatten(1).mean(0))
-            # what `adaptive` answers with where noise drowns the update
-            with suppress(UnsumError), in_mode(self.model, self.train):
-                head = Head.of(self.model, self.update)
-                prior = feature_prior(head, self.model, inputs, self.seed)
+        # what `adaptive` answers with where noise drowns the update, with public inputs or without
+        with suppress(UnsumError), in_mode(self.model, self.train):
+            head = Head.of(self.model, self.update)
+            for public in {id(given): given for given in (inputs, None)}.values():
+                prior = feature_prior(head, self.model, public, self.seed)
                 guesses += [] if prior is None else [prior.mean.to(self.images)]
         return Truth(self.images, self.features, torch.stack(guesses) if guesses else None)
 
@@ -161,6 +163,7 @@ class ClientCase:
         return self.batch.images.to(device), self.batch.targets.to(device)
 
 
+@sharing_models()  # the attack and the guesses that its answer is held against
 def play(case: ClientCase, defenses: Sequence[Defense], progress: Progress = SILENT) -> Round:
     """Client, attack, score."""
     progress.say("The client computes its update")
@@ -311,13 +314,15 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     samples = score_samples(leak, sent.images, sent.targets, sent.features)
     final = Attempt(leak.method, leak)
     attempts = leak.tried or [final]
-    got = [shares_of(sent, attempt.leak) for attempt in attempts]
+    last = shares_of(sent, leak, samples)
+    got = [
+        _with_pictures(attempt, shares_of(sent, attempt.leak), final, last) for attempt in attempts
+    ]
     read = [labels_read(sent, attempt) for attempt in [final, *attempts]]
     rows = zip(attempts, got, read[1:], strict=True)
     tried = [
         Tried.of(attempt, [share.most for share in own], right) for attempt, own, right in rows
     ]
-    last = shares_of(sent, leak, samples)
     by = strongest([*tried, Tried.of(final, [share.most for share in last])], len(samples))
     undecided, best = why_undecided(sent, leak), last
     for own in filter(None, got):
@@ -332,6 +337,16 @@ def compare_with_truth(sent: Sent, leak: Leak) -> Compared:
     named = rows_named(leak.occurred, sent.model, lambda: sent.read_by(head))
     further: dict[str, Any] = {"undecided": undecided, "labels": labels, "occurred": named}
     return Compared(leak, samples, shares, by=by, tried=tried, **further)
+
+
+def _with_pictures(
+    attempt: Attempt, own: list[Shares], final: Attempt, last: list[Shares]
+) -> list[Shares]:
+    """What one attack got; of the attack whose answer is given, with the pictures that were made of
+    it afterwards."""
+    if attempt.leak is None or attempt.method != final.method or not own:
+        return own
+    return [share.or_better(other) for share, other in zip(own, last, strict=True)]
 
 
 def labels_read(sent: Sent, attempt: Attempt) -> LabelsRead:

@@ -46,6 +46,7 @@ from unsum.errors import NoHeadError, UnsumError
 from unsum.models import DEFAULT_MODEL, LoadedModel
 from unsum.models.received import Received
 from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing_models
 from unsum.running.watching import shown_in_notebooks
 from unsum.score import summarize
 from unsum.update import Update
@@ -59,6 +60,7 @@ _UNKNOWN = "unknown: the update was captured elsewhere"
 
 @shown_in_notebooks
 @grouped
+@sharing_models()  # rounds under several defenses are of one model
 def audit(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | TextData | None = None,
@@ -225,6 +227,7 @@ def _audit_captured(
     for."""
     start = time.perf_counter()
     loaded, update = inputs.captured()
+    update.validate(loaded.model)  # what does not fit is wrong, and no audit of it
     names = inputs.class_names(loaded.model)
     options = _of_size(inputs, update, options)
     how: dict[str, Any] = {"train": train, "command": command, "progress": progress, "start": start}

@@ -53,12 +53,8 @@ class Texts:
             else f"{percent(mean)} on average, up to {percent(most)},"
         )
         amount = f"{figure} of a text's tokens were found in their place."
-        details = [
-            amount,
-            certificate(leak),
-            *rows,
-            *([] if bound is None else [ceiling_words.beside(bound)]),
-        ]
+        above = [*rows, *([] if bound is None else [ceiling_words.beside(bound)])]
+        details = [*([amount] if known else []), certificate(leak), *above]
         alarm = "" if bound is None else ceiling_words.exceeded(leakages, bound)
         if part:
             given = _texts(whole, total) if whole else f"a part of {_texts(part, total)}"
@@ -69,18 +65,20 @@ class Texts:
         headline = "This update gives away the words of the texts, in no order."
         if self.tokens_alone >= DEFAULT_LEVEL:
             words = f"{percent(self.tokens_alone)} of all tokens were found, in no order."
-            return Verdict("labels", math.nan, headline, [words, *rows], read="words")
+            return Verdict("labels", math.nan, headline, [words, *above], read="words")
         if any(named.given_away for named in occurred):
-            return Verdict("labels", math.nan, headline, rows, read="words")
-        if bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
+            return Verdict("labels", math.nan, headline, above, read="words")
+        if bound is not None and bound.decided(DEFAULT_LEVEL) == "below" and not alarm:
             headline = f"Nobody can read {percent(DEFAULT_LEVEL)} of any text out of this update."
             return Verdict("protected", 0.0, headline, details)
         reason = leak.notes[0] if leak.notes else "it gives no reason"
         why = f"the attack on text did not get through: {reason[:1].lower()}{reason[1:]}"
         if bound is not None and not leak.undecided:  # it applied, and the worlds were played
-            said = [f"{why[:1].upper()}{why[1:]}", *details[1:]]
-            return Verdict("unproven", 0.0, NOTHING_READ.format("text"), said, why)
-        return Verdict.undecided(why, details[1:])
+            said = [f"{why[:1].upper()}{why[1:]}", certificate(leak), *above]
+            # how much of each leaks was not measured: what ended the attack hides no text
+            headline = NOTHING_READ.format("text")
+            return Verdict("unproven", math.nan, headline, said, why, alarm=alarm)
+        return Verdict.undecided(why, [certificate(leak), *above])
 
 
 def _texts(number: int, total: int) -> str:

@@ -218,25 +218,40 @@ def judge(
         (OCCURRED, any(one.given_away for one in occurred)),
     )
     given = [what for what, told in besides if told]
-    proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below"
-    level = level_by(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
     alarm = (
         "" if bound is None else ceiling_words.exceeded([share.sample for share in shares], bound)
     )
+    # a ceiling that was exceeded proves nothing
+    proven = bound is not None and bound.decided(DEFAULT_LEVEL) == "below" and not alarm
+    level = level_by(shares, labels=bool(given), undecided=bool(undecided), proven=proven)
     details += [] if bound is None else [ceiling_words.beside(bound)]
     details += [ceiling_words.LUCK] if luck else []
     if level == "open":
         if given and (labels is not None or counted):
-            return Verdict(
-                "labels", math.nan, f"{given[0]}; whether more cannot be decided.", details
-            )
+            headline = f"{given[0]}; whether more cannot be decided."
+            return Verdict("labels", math.nan, headline, details, alarm=alarm)
         return replace(Verdict.undecided(undecided or _UNKNOWN, details), alarm=alarm)
     if len(known) < total and level != "protected":
         details.append(f"The other samples may leak, too: {undecided or _UNKNOWN}.")
     read = "labels" if level == "labels" else sizes.named(_read(level, shares))
     headline = _headline(level, shares, sizes) if level != "labels" else ""
     headline = headline or f"{given[0]}{_unseen(counted, proven)}"
+    if level == "protected" and bound is not None:
+        headline, details = _beside_labels(headline, details, bound)
+    in_part = level in ("partial", "features") and count(known, WHOLE) < total
+    if _LABELS in given and labels is not None and in_part:
+        headline = f"{headline[:-1]}, and {labels.right} of {labels.total} labels."
     return Verdict(level, count(known) / total, headline, details, read=read, alarm=alarm)
+
+
+def _beside_labels(headline: str, details: list[str], bound: Ceiling) -> tuple[str, list[str]]:
+    """Headline and details, where the labels of protected samples are not shown to be hidden."""
+    told = ceiling_words.labels_open(bound)
+    return (
+        (f"{headline[:-1]}; its labels are not proven to be hidden.", [*details, told])
+        if told
+        else (headline, details)
+    )
 
 
 def _unseen(counted: bool, proven: bool) -> str:
@@ -277,9 +292,8 @@ def judge_captured(
         )
     details += [*named_alone(leak), *([] if bound is None else [ceiling_words.beside(bound)])]
     if level == "open" and bound is not None and bound.decided(DEFAULT_LEVEL) == "below":
-        return Verdict(
-            "protected", 0.0, _headline("protected", [], replace(sizes, noun=bound.unit)), details
-        )
+        headline = _headline("protected", [], replace(sizes, noun=bound.unit))
+        return Verdict("protected", 0.0, *_beside_labels(headline, details, bound))
     if level == "open" and is_telling(leak.label_counts):
         open_still = (
             f"Whether single samples can be told, too, cannot be decided: {undecided or UNVOUCHED}."

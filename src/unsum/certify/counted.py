@@ -6,7 +6,8 @@ even a batch that is doubled sends the same.
 
 So the rows of a certified answer are distinct samples of the batch. How many of each there are is
 determined only where the batch size is known and leaves no choice: as many distinct samples as it
-counts, or a single one.
+counts. A single one that was found settles nothing: beside it the model may be sure of the others,
+which then send nothing, under a gradient that was multiplied without a word.
 """
 
 from __future__ import annotations
@@ -73,11 +74,11 @@ def _first_of_their_kind(rows: Tensor, kinds: Tensor, errors: Tensor) -> Tensor:
 
 
 def _settled(distinct: dict[int, int], total: int, knowledge: Knowledge) -> bool:
-    """Whether no other numbers of copies add up to what was granted: to the batch size or, label by
-    label, to the labels."""
+    """Whether there are as many distinct samples as were granted: of the batch or, label by label,
+    of the labels."""
     if knowledge.labels is None or knowledge.labels.ndim != 1:
-        return sum(distinct.values()) in (1, total)
+        return sum(distinct.values()) == total
     granted = torch.bincount(knowledge.labels.cpu()).tolist()
     return all(
-        label < len(granted) and number in (1, granted[label]) for label, number in distinct.items()
+        label < len(granted) and number == granted[label] for label, number in distinct.items()
     )

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ FILE = "findings.sqlite"
 _ON_PAGE = 5_000
 _SHOWN, _SHOWN_OF_RUN = 10, 20  # updates on the screen; the file and the page have them all
 _LOOKED_AT = 10  # updates that may be damaged before one tells the model's classes
+_NUMBER = re.compile(r"\(\d+\)")  # in a sentence about what was granted
 _SECONDS = 10.0  # for one update of a run, unless --time-limit says otherwise: a run has many
 
 
@@ -110,6 +112,19 @@ def audit_many(
         raise typer.Exit(content["gate"]["exit_code"])
 
 
+def _granted_in(granted: Iterable[Sequence[str]]) -> list[str]:
+    """What the attacker was granted over all updates; a number that differs between them is not
+    that of the first."""
+    kinds = dict[str, list[str]]()
+    for sentence in (sentence for one in granted for sentence in one):
+        same = kinds.setdefault(_NUMBER.sub("", sentence), [])
+        same += [] if sentence in same else [sentence]
+    return [
+        same[0] if len(same) == 1 else _NUMBER.sub("(of every update its own)", same[0])
+        for same in kinds.values()
+    ]
+
+
 def _stand_in(
     declared: Declared | None, named: options.NamedModel, captured: options.Captured, **how: Any
 ) -> StandIn | None:
@@ -159,7 +174,7 @@ def _page_of(
         [left_out] if len(shown) < total else [],
         _command(),
         seconds,
-        next((finding.granted for finding in shown if finding.granted), ()),
+        _granted_in([finding.granted for finding in shown]),
         stored_run=False,
         provenance=Provenance.of(model=fingerprint(loaded.model.state_dict())),
         versions=versions(),
@@ -218,10 +233,11 @@ def _model(updates: Iterable[Any], named: options.NamedModel, seed: int) -> Load
 
 
 def _show(findings: Findings, model: str) -> None:
-    OUT.print(
-        f"{len(findings)} updates of {model}: "
-        f"{', '.join(f'{n} {state}' for state, n in findings.counts().items())}"
-    )
+    from unsum.audit.verdict import LEAKS
+
+    counts = findings.counts().items()
+    states = (f"{n} {'leak' if state == LEAKS and n > 1 else state}" for state, n in counts)
+    OUT.print(f"{len(findings)} updates of {model}: {', '.join(states)}")
     table = Table(
         "round",
         "client",
@@ -297,7 +313,7 @@ def audit_run(
                 )
             )
         ceilings = [] if client is None else _after_each(waiting[-1], folder, loaded, client, shown)
-    granted = next((one.finding.granted for one in done if one.finding.granted), ())
+    granted = _granted_in([one.finding.granted for one in done])
     made = Provenance.of(model=fingerprint(loaded.model.state_dict()))
     how: dict[str, Any] = {"provenance": made, "versions": versions(), "ceilings": ceilings}
     how["declared"] = "" if client is None else declared_by(client)

@@ -33,7 +33,7 @@ def show(result: Audit, page: Path) -> None:
     if result.truth is not None and result.truth.resized:
         OUT.print(result.truth.resized, soft_wrap=True)
     OUT.print(_setting_table(result))
-    if result.rows or result.distribution is None:
+    if result.rows:
         OUT.print(_sample_table(result))
     if result.distribution is not None:
         OUT.print(distribution_table(result.distribution))
@@ -226,8 +226,11 @@ def _cells(row: SampleRow, pictures: bool, *, split: bool) -> list[str | Text]:
     return [
         Text(row.title),
         _label(row, found, row.score.label_correct),
-        percent(row.leakage),
-        *([percent(row.shares.sample)] if split else []),
+        *(
+            [percent(row.shares.features), percent(row.shares.sample)]
+            if split
+            else [percent(row.leakage)]
+        ),
         percent(row.ceiling),
         *(
             [fixed(row.score.psnr, 1), fixed(row.score.ssim, 2)]
@@ -267,7 +270,7 @@ def _sweep_table(sweep: SweepResult, curve: Curve) -> Table:
         "worst",
         "ceiling",
         "mean",
-        f"≥{percent(sweep.keep_under)}",
+        f"not <{percent(sweep.keep_under)}",
         "labels",
         "PSNR",
         "acc.",

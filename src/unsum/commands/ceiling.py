@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,7 +135,7 @@ def command(
         "noise": noise,
         "defenses": [parse_defense(text) for text in defense or []],
         "train": not eval_mode,
-        "time_limit": math.inf if time_limit == 0 else time_limit,
+        "time_limit": options.seconds(time_limit),
         "seed": seed,
         "observer": _observer(observer),
         "presence": presence,

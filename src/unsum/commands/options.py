@@ -245,6 +245,10 @@ def _option(name: str, default: Any, kind: Any) -> Parameter:
 
 def seconds(wanted: float | None) -> float | None:
     """The time limit as an attack takes it: 0 is without end."""
+    if wanted is not None and not wanted >= 0:
+        raise UnsumError(
+            f"--time-limit takes seconds, or 0 for as long as it takes, not {wanted:g}."
+        )
     return math.inf if wanted == 0 else wanted
 
 

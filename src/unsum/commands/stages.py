@@ -74,6 +74,8 @@ class Stages(Progress):
         """The bar stays while `say` names the next."""
         self._parts = (done, total)
         self._show_parts()
+        if self._bars.disable and time.monotonic() - self._said > LINE_EVERY:
+            self._line(f"{done} of {total} done")
 
     def _line(self, sentence: str) -> None:
         self._said = time.monotonic()

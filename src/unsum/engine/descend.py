@@ -26,11 +26,11 @@ from unsum.running.deadline import out_of_time
 _LEAST, _MOST = 1e-15, 1e12
 # [of the cost] a predicted decrease below is rounding. Chosen by: float64's precision.
 _NOTHING = 1e-14
-# [of the cost] what a step must remove below the noise to be followed by another.
-# Chosen by: arbitrary budget.
-_HARDLY = 0.1
 # [of the largest] least entry of the diagonal that is damped. Chosen by: float64's range.
 _FLOOR = 1e-30
+# [of the largest diagonal entry] rounding of a JᵀJ that is computed as a difference, for `ridge`.
+# Chosen by: float64's precision.
+ROUNDING = 1e-14
 _TINY = 1e-270  # keeps a diagonal of zeros from being one. Chosen by: float64's range.
 
 Costs = Callable[[Tensor], Tensor]
@@ -190,6 +190,7 @@ class StoppingRule:
 
     enough: float = 0.0
     noise: float = 0.0
+    hardly: float = 0.9  # [of the cost] a step that keeps more of it below the noise is the last
     untried: str = "further steps of the solver"
 
 
@@ -212,7 +213,12 @@ def descend(
     if len(ends) <= chunk:
         return _descend(problem, ends, budget, rule)
     rows = torch.arange(len(ends), device=ends.s.device).split(chunk)
-    parts = [_descend(problem.take(part), ends[part], budget, rule) for part in rows]
+    parts: list[Descent] = []
+    for part in rows:
+        if parts and out_of_time(rule.untried):  # these starts have not been followed
+            parts.append(ends[part])
+        else:
+            parts.append(_descend(problem.take(part), ends[part], budget, rule))
     return Descent.joined(parts)
 
 
@@ -231,6 +237,14 @@ def _descend(
         step = here.step(pace.damping)
         there = problem.moved(s, step)
         cost_there = here.costs(there)
+        for halved in range(1, budget.halvings + 1):
+            worse = ~(cost_there < cost)
+            if not bool(worse.any()):
+                break
+            shorter = problem.moved(s, step / 2**halved)
+            cost_shorter = here.costs(shorter)
+            there = torch.where(beside(worse, s), shorter, there)
+            cost_there = torch.where(worse, cost_shorter, cost_there)
         better, ended = pace.judge(cost, cost_there, here.promised(step), budget, rule)
         all_better = bool(better.all())
         s = there if all_better else torch.where(beside(better, s), there, s)
@@ -279,7 +293,7 @@ class _Pace:
         self.stalled = torch.where(better, (self.stalled + 1) * slow, self.stalled)
         arrived = (self.stalled >= budget.patience) | (after < rule.enough)
         if rule.noise:
-            arrived |= (after > (1 - _HARDLY) * before) & (after < rule.noise)
+            arrived |= (after > rule.hardly * before) & (after < rule.noise)
         lost = (self.damping > _MOST) | (promised < _NOTHING * before)
         lost |= self.growth > 2.0**budget.refusals
         return better, torch.where(better, arrived, lost)

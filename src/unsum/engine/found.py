@@ -8,12 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-# [relative distance] within which two points are one. Chosen by: arbitrary margin, far above the
-# rounding of float32 gradients and far below the distance of two samples.
-SAME = 1e-4
-# [predicted errors] by which two readings of one point may differ besides. Chosen by: arbitrary
-# margin.
-BLUR = 10.0
+from unsum.engine.budget import Budget
+
+SAME, BLUR = Budget.same, Budget.blur  # the defaults
 # [relative distance] from which two points confirm nothing. Chosen by: arbitrary margin.
 _FAR = 1e-2
 
@@ -47,9 +44,15 @@ class FoundPoints(Rows):
     hits: Tensor
 
     @classmethod
-    def of(cls, points: Tensor, errors: Tensor, misfits: Tensor) -> Self:
+    def of(cls, points: Tensor, errors: Tensor, misfits: Tensor, **columns: Tensor) -> Self:
         """Ends of starts, each of which found its own."""
-        return cls(points, errors, misfits, torch.ones_like(misfits))
+        return cls(points, errors, misfits, torch.ones_like(misfits), **columns)
+
+    @classmethod
+    def unranked(cls, points: Tensor, **columns: Tensor) -> Self:
+        """Points of which none is better than another: of those that are one, the first stays."""
+        none = points.new_zeros(len(points))
+        return cls.of(points, none, none, **columns)
 
     @classmethod
     def none(cls, like: Tensor) -> Self:
@@ -67,31 +70,55 @@ class FoundPoints(Rows):
 
         Two are one within a relative distance of `same` and `blur` times their predicted errors.
         """
+        return self.stacked(other).distinct(same, blur)
+
+    def stacked(self, other: Self) -> Self:
+        """The points of both, as they are."""
         pairs = ((name, value, getattr(other, name)) for name, value in self._of_rows.items())
         both = {name: torch.cat([mine, theirs]) for name, mine, theirs in pairs}
-        return replace(self, **both).distinct(same, blur)
+        return replace(self, **both)
 
     def distinct(self, same: float = SAME, blur: float = BLUR) -> Self:
-        """Each point once, the best one first."""
-        ordered = self[self.misfits.argsort()]
+        """Each point once, the best one first; of equally good ones the first."""
+        firsts, groups = self.grouped(same, blur)
+        hits = self.hits.new_zeros(len(firsts)).index_add_(0, groups, self.hits)
+        return replace(self[firsts], hits=hits)
+
+    def grouped(self, same: float = SAME, blur: float = BLUR) -> tuple[Tensor, Tensor]:
+        """(indices of the points that differ, the best one first; which of these each point is).
+
+        A point belongs to the best of those that are near and belong to no other.
+        """
+        order = self.misfits.argsort(stable=True)
+        ordered = self[order]
         near = ordered._near(ordered, same, blur).cpu().numpy()
         kept: list[int] = []
-        counts: list[float] = []
-        for i, hits in enumerate(ordered.hits.tolist()):
+        groups: list[int] = []
+        for i in range(len(order)):
             first = near[i, kept].nonzero()[0]
-            if len(first):
-                counts[first[0]] += hits
-            else:
+            groups.append(int(first[0]) if len(first) else len(kept))
+            if not len(first):
                 kept.append(i)
-                counts.append(hits)
-        return replace(ordered[kept], hits=self.hits.new_tensor(counts))
+        of_each = torch.empty_like(order)
+        of_each[order] = order.new_tensor(groups)
+        return order[kept], of_each
 
-    def confirmed_by(self, other: FoundPoints) -> Self:
+    def confirmed_by(
+        self, other: FoundPoints, same: float = SAME, blur: float = BLUR, most: float = _FAR
+    ) -> Self:
         """These points, with the starts of others that ended in the same ones."""
         if len(self) == 0 or len(other) == 0:
             return self
-        near = self._near(other, SAME, BLUR, _FAR)
-        return replace(self, hits=self.hits + near.to(self.hits) @ other.hits)
+        near = self._near(other, same, blur, most)
+        return replace(self, hits=self.hits + near.to(self.hits) @ other.hits.to(self.hits))
+
+    def apart_from(self, other: FoundPoints, same: float = SAME, blur: float = BLUR) -> Tensor:
+        """(R,) which points are none of the others."""
+        return ~self._near(other, same, blur).any(1)
+
+    def nearest(self, other: FoundPoints) -> Tensor:
+        """(R,) the nearest of the others to each point."""
+        return torch.cdist(self.points, other.points).argmin(1)
 
     def _near(
         self,
@@ -104,3 +131,20 @@ class FoundPoints(Rows):
         within = (same + blur * (self.errors[:, None] + other.errors)).clamp_max(most)
         sizes = self.points.norm(dim=1, keepdim=True).clamp_min(1e-300)
         return torch.cdist(self.points, other.points) < within * sizes
+
+
+@dataclass(frozen=True)
+class LabeledPoints(FoundPoints):
+    """Points (R, n) with labels (R,): two of different labels are never one."""
+
+    labels: Tensor
+
+    def _near(
+        self,
+        other: FoundPoints,
+        same: float,
+        blur: float,
+        most: float = torch.inf,
+    ) -> Tensor:
+        assert isinstance(other, LabeledPoints)
+        return super()._near(other, same, blur, most) & (self.labels[:, None] == other.labels)

@@ -187,8 +187,8 @@ def gaps(folder: Path) -> list[str]:
     sentences = []
     if missing:
         sentences.append(
-            f"{_named(missing)} missing from the folder; the others are audited, and nothing is "
-            "known of these."
+            f"{_named(missing)} missing from the folder; the others are audited, and of "
+            f"{'this one' if len(missing) == 1 else 'these'} nothing is known."
         )
     if empty:
         sentences.append(f"{_named(empty)} without any client's answer.")

@@ -12,7 +12,8 @@ of
 
 over the inputs' features fᵢ, each guessed from the others. They tell as well how much one input's
 features are larger than another's: `spread`, the standard deviation of ⟨fᵢ, gᵢ⟩/‖gᵢ‖² from 1, where
-gᵢ is the guess at fᵢ. Where nobody grants public inputs, made-up ones take their place.
+gᵢ is the guess at fᵢ. Where nobody grants public inputs, or the model takes others, made-up ones
+take their place.
 
 How features scatter about that mean is told by views and made-up pictures in equal parts
 (`scatter`).
@@ -76,7 +77,7 @@ class FeaturePrior:
 def feature_prior(
     head: Head, model: nn.Module, public: Tensor | None, seed: int = 0
 ) -> FeaturePrior | None:
-    """None where nobody granted inputs and the model does not show which ones it takes."""
+    """None where no inputs that were granted fit the model, and it does not show which ones do."""
     weight, objects = head.W, (model,) if public is None else (model, public)
     key = model.training, seed, head.name, version(weight)
     return once(
@@ -110,7 +111,7 @@ def _feature_prior(
         places = probe.places(batches[-1])
     except (UnsumError, RuntimeError, ValueError, IndexError):
         # inputs of another kind than this model takes
-        return None
+        return None if public is None else _feature_prior(head, model, None, seed)
     if any(part.shape[1] != head.W.shape[1] or not bool(part.isfinite().all()) for part in seen):
         return None
     pictured = [] if public is None or not made else [seen.pop(0)]

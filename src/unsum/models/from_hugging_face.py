@@ -105,6 +105,10 @@ def is_language_folder(spec: str) -> bool:
 
 def _loaded(loader: Any, path: Path, what: str) -> tuple[Any, list[str]]:
     """The model, and the weights that the folder lacks for it."""
+    # a bar of its own would stand between our lines of progress
+    optional(
+        "transformers.utils.logging", "hf", "hf:PATH needs transformers"
+    ).disable_progress_bar()
     try:
         # Without code of the folder's own, and without pickles: a model from elsewhere must not run
         # anything here.

@@ -4,6 +4,7 @@ disk, with the adapters in."""
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def with_adapters(model: nn.Module, path: Path) -> nn.Module:
             "safe_serialization=True."
         )
     try:
-        wrapped: nn.Module = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        with warnings.catch_warnings():  # that peft uses what transformers is about to rename
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped: nn.Module = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
     except Exception as error:  # peft raises nearly anything on a damaged or foreign folder
         raise UnsumError(
             f"{str(path)!r} cannot be loaded as adapters: {first_line(error)}."

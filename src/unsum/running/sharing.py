@@ -40,7 +40,11 @@ def sharing() -> Iterator[None]:
 
 @contextmanager
 def sharing_models() -> Iterator[None]:
-    """Many attacks, which keep what they compute of the model alone."""
+    """Many attacks, which keep what they compute of the model alone; inside of others they are a
+    part of those."""
+    if _MODEL.get() is not None:
+        yield
+        return
     token = _MODEL.set({})
     try:
         yield

@@ -142,18 +142,25 @@ def public_inputs(samples: Tensor) -> Tensor | None:
     pictures, standard normal rows for rows of numbers. None where the package has none."""
     shape = tuple(samples.shape[1:])
     if are_pictures(samples) and shape[1] == shape[2]:
-        photos = _photos(shape[1])
-        photos = photos if shape[0] == 3 else photos.mean(1, keepdim=True)
-        photos = photos[~_own(photos, samples)]
-        return photos if len(photos) else None
+        own = _own(_photos(shape[1], shape[0]), samples)
+        return None if bool(own.all()) else _photos(shape[1], shape[0], tuple(own.tolist()))
     if len(shape) == 1 and samples.is_floating_point():
-        return torch.randn(_ROWS, *shape, generator=torch.Generator().manual_seed(_SEED))
+        return _rows(shape[0])
     return None
 
 
-@lru_cache(maxsize=4)
-def _photos(side: int) -> Tensor:
-    return embedded_batch(photo_count(), image_size=side).images
+# The same tensor each time: what a model makes of it is computed once (`running.sharing.once`).
+@lru_cache(maxsize=8)
+def _photos(side: int, channels: int = 3, without: tuple[bool, ...] = ()) -> Tensor:
+    if without:
+        return _photos(side, channels)[~torch.tensor(without)]
+    photos = embedded_batch(photo_count(), image_size=side).images
+    return photos if channels == 3 else photos.mean(1, keepdim=True)
+
+
+@lru_cache(maxsize=8)
+def _rows(length: int) -> Tensor:
+    return torch.randn(_ROWS, length, generator=torch.Generator().manual_seed(_SEED))
 
 
 def _own(photos: Tensor, samples: Tensor) -> Tensor:

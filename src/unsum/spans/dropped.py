@@ -18,26 +18,28 @@ With the masks as parts of the activations the network is an ordinary one, and i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from unsum.engine.descend import damped_step
+from unsum.engine.budget import Budget
+from unsum.engine.descend import ROUNDING, damped_step
 from unsum.engine.found import FoundPoints
+from unsum.engine.hunt import Hunt
 from unsum.errors import UnsumError
 from unsum.gradients import same_modes
 from unsum.head import trace
 from unsum.network.activations import Activation
 from unsum.network.chain import Chain, Step, find_chain, forward
 from unsum.network.products import right_product
-from unsum.running.deadline import out_of_time
 from unsum.running.progress import Progress
 from unsum.spans.basis import LayerSpan, rounding_of
 from unsum.spans.labels import left_behind, wedderburn
 from unsum.spans.pair import Pair
 from unsum.spans.reflect import SCALE, begin, flats, walked
-from unsum.spans.roots import ROUNDING, UNTRIED, Condition, relative, starts
+from unsum.spans.roots import UNTRIED, Condition, relative, starts
 from unsum.spans.search import VAGUE, WALK, WALKERS, allowed, level, spread
 from unsum.update import Update
 
@@ -45,8 +47,6 @@ from unsum.update import Update
 _FOLLOWED = 12
 # [of the diagonal] damping: with the masks given the condition is linear. Chosen by: rounding.
 _HARDLY = 1e-12
-# [rounds] in a row without a new sample, after which the search ends. Chosen by: arbitrary budget.
-_BARREN = 4
 # [of the second smallest] an eigenvalue that belongs to one direction alone.
 # Chosen by: arbitrary margin.
 _ALONE = 1e-2
@@ -56,6 +56,11 @@ _OFF = 1e-5
 # [noises of δ] less is zero, unless the gradients at the logits show otherwise.
 # Chosen by: arbitrary margin.
 _SILENT = 30.0
+
+
+# A round takes long, and four in a row without a new sample end the search.
+# Chosen by: arbitrary budget.
+_ROUNDS = Budget(idle=math.inf)
 
 
 @dataclass(frozen=True)
@@ -121,20 +126,32 @@ def search_dropped(pair: Pair, share: float, seed: int, progress: Progress) -> M
     generator = torch.Generator().manual_seed(seed)
     none = vars(FoundPoints.none(whole.step.W))
     found = Masked(**none, masks=whole.K.new_zeros(0, whole.K.shape[1]))
-    left, barren = whole, 0
-    while barren < _BARREN and not out_of_time(UNTRIED):
-        before = len(found), found.twice
-        new = _round(left, pair.expected - len(found), share, generator)
-        if left is not whole:
-            new = _settled(whole, whole.unknowns_of(new.points), new.masks, share, new.hits)
-        found = found.joined(new)
-        if len(found) >= pair.expected and found.twice == len(found):
-            break
-        barren = 0 if (len(found), found.twice) > before else barren + 1
-        out = found if len(found) < pair.expected else found[found.hits > 1]
-        left = _without(whole, pair.steps, out)
-        progress.part(min(len(found), pair.expected), pair.expected)
-    return found
+    rounds = _Rounds(
+        pair.expected, _ROUNDS, UNTRIED, progress, pair, share, generator, whole, whole
+    )
+    return rounds.run(found)
+
+
+@dataclass
+class _Rounds(Hunt[Masked]):
+    """Rounds of reflections in what is `left` of the whole condition."""
+
+    pair: Pair
+    share: float
+    generator: torch.Generator
+    whole: Condition
+    left: Condition
+
+    def round(self, found: Masked, barren: int) -> Masked:  # noqa: ARG002
+        new = _round(self.left, self.wanted - len(found), self.share, self.generator)
+        if self.left is self.whole:
+            return new
+        s = self.whole.unknowns_of(new.points)
+        return _settled(self.whole, s, new.masks, self.share, new.hits)
+
+    def deflate(self, found: Masked, *, gained: bool) -> None:  # noqa: ARG002
+        out = found if len(found) < self.wanted else found[found.hits > 1]
+        self.left = _without(self.whole, self.pair.steps, out)
 
 
 def _round(condition: Condition, wanted: int, share: float, generator: torch.Generator) -> Masked:

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import NonlinearProblem, Normal, descend
+from unsum.engine.descend import ROUNDING, NonlinearProblem, Normal, descend
 from unsum.network.chain import Step
 from unsum.spans.basis import rounding_of
-from unsum.spans.roots import ROUNDING
 from unsum.spans.settle import Moved, Sample
 
 # [unknowns] whose normal equations take a second or two. Chosen by: arbitrary budget.

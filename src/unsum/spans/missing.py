@@ -115,10 +115,8 @@ def _sends_rightly(pair: Pair, condition: Condition, s: Tensor) -> Tensor:
 
 def _distinct(condition: Condition, s: Tensor) -> Tensor:
     """Those of s that are not alike."""
-    X = condition.inputs(s)
-    alike = torch.cdist(X, X) < _APART * X.norm(dim=1, keepdim=True)
-    first: Tensor = s[alike.tril(-1).sum(1) == 0]
-    return first
+    firsts, _ = FoundPoints.unranked(condition.inputs(s)).grouped(_APART)
+    return s[firsts]
 
 
 def _direction(condition: Condition, s: Tensor) -> tuple[Tensor, float] | None:

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import Descent, NonlinearProblem, Normal, StoppingRule
+from unsum.engine.descend import ROUNDING, Descent, NonlinearProblem, Normal, StoppingRule
 from unsum.engine.descend import descend as follow
 from unsum.network.chain import Step
 from unsum.network.products import right_product
 from unsum.spans.basis import LayerSpan
 
-# [of the largest diagonal entry] rounding of JᵀJ, a difference. Chosen by: float64's precision.
-ROUNDING = 1e-14
 UNTRIED = "further starts of the spans"
 # From random starts roots are reached within twenty steps, and a start that has not come near
 # after twelve ends elsewhere. Chosen by: arbitrary budget.

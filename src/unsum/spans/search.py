@@ -3,16 +3,16 @@ gradients on the way."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from unsum.engine.budget import Budget
 from unsum.engine.descend import Descent
 from unsum.engine.found import FoundPoints
+from unsum.engine.hunt import Hunt
 from unsum.equation.noise import unit_of
-from unsum.running.deadline import out_of_time
 from unsum.running.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.reflect import reflected, walkable
@@ -39,11 +39,7 @@ VAGUE = 1e-2
 # [starts] of a round of descents: for each sample that is sought, at least, and at most.
 # Chosen by: arbitrary budget.
 _PER_SAMPLE, _FEWEST, _LARGEST = 8, 64, 2048
-# [rounds] in a row without a new sample, after which the search ends. Chosen by: arbitrary budget.
-_BARREN = 4
-# [s] of computing without a new sample, after which it ends too, as the head's solver does.
-# Chosen by: arbitrary budget.
-PATIENCE = 8.0
+BUDGET = Budget()  # of a search in rounds
 
 
 def levels(condition: Condition, s: Tensor) -> Tensor:
@@ -80,26 +76,31 @@ def search(
     Where `most` are enough, the search ends with what a round gives: the rest is found sooner once
     these are taken out.
     """
-    generator = torch.Generator().manual_seed(seed)
-    last = time.thread_time()
-    found, barren = FoundPoints.none(condition.step.W), 0
-    points, first = [found.points], True
-    while barren < _BARREN and time.thread_time() < last + PATIENCE and not out_of_time(UNTRIED):
-        ended = tried_starts(condition, expected - len(found), generator, first=first)
-        before = len(found), found.twice
-        new, near = roots_among(condition, ended)
-        found = found.joined(new)
-        points.append(near)
-        first = False
-        twice = found.twice
-        if (most and len(found)) or (len(found) >= expected and twice == len(found)):
-            break
-        if (len(found), twice) > before:
-            barren, last = 0, time.thread_time()
-        else:
-            barren += 1
-        progress.part(min(len(found), expected), expected)
-    return found, torch.cat(points)
+    rounds = _Rounds(
+        expected, BUDGET, UNTRIED, progress, condition, torch.Generator().manual_seed(seed), most
+    )
+    found = rounds.run(FoundPoints.none(condition.step.W))
+    return found, torch.cat([found.points[:0], *rounds.vague])
+
+
+@dataclass
+class _Rounds(Hunt[FoundPoints]):
+    """Rounds of starts for one condition, and the points that fit and are no samples."""
+
+    condition: Condition
+    generator: torch.Generator
+    most: bool
+    vague: list[Tensor] = field(default_factory=list)
+
+    def round(self, found: FoundPoints, barren: int) -> FoundPoints:  # noqa: ARG002
+        wanted, first = self.wanted - len(found), not self.vague
+        ended = tried_starts(self.condition, wanted, self.generator, first=first)
+        new, vague = roots_among(self.condition, ended)
+        self.vague.append(vague)
+        return new
+
+    def complete(self, found: FoundPoints) -> bool:
+        return (self.most and len(found) > 0) or super().complete(found)
 
 
 def refined(condition: Condition, roots: FoundPoints) -> FoundPoints:
@@ -128,9 +129,8 @@ def tried_starts(
 
 def _few_alike(condition: Condition, s: Tensor) -> Tensor:
     """(S,) which ends are followed: of those that are alike two, for one confirms the other."""
-    z = s @ condition.K + condition.c
-    alike = torch.cdist(z, z) < _ALIKE * z.norm(dim=1, keepdim=True)
-    few: Tensor = alike.tril(-1).sum(1) < 2
+    _, groups = FoundPoints.unranked(s @ condition.K + condition.c).grouped(_ALIKE)
+    few: Tensor = (groups[:, None] == groups).tril(-1).sum(1) < 2
     return few
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unsum.engine.budget import Budget
-from unsum.engine.descend import NonlinearProblem, Normal, descend
+from unsum.engine.descend import ROUNDING, NonlinearProblem, Normal, descend
 from unsum.engine.found import FoundPoints
 from unsum.equation.noise import unit_of
 from unsum.losses import Loss
@@ -30,8 +30,8 @@ from unsum.network.activations import Activation
 from unsum.network.chain import Step
 from unsum.running.deadline import out_of_time
 from unsum.spans.basis import LayerSpan
-from unsum.spans.roots import ROUNDING, Condition
-from unsum.spans.search import PATIENCE, SLACK
+from unsum.spans.roots import Condition
+from unsum.spans.search import SLACK
 
 # A start begins on its family, and has few directions to go. Chosen by: arbitrary budget.
 _DESCENT = Budget(steps=25, damping=1e-2, patience=1, refusals=4, memory=1 << 24)
@@ -240,7 +240,7 @@ def settle(
     for rows in torch.arange(len(u), device=u.device).split(
         _DESCENT.at_once(family.entries, u.device.type)
     ):
-        if time.thread_time() > start + PATIENCE or out_of_time(
+        if time.thread_time() > start + _DESCENT.patient_seconds or out_of_time(
             "families of samples that look alike"
         ):
             break
@@ -253,9 +253,7 @@ def settle(
     sure = (left < SLACK) & (errors < _ISOLATED) & weights.isfinite() & (weights > 0)
     sure[sure.clone()] = _in_keeping(weights[sure], vague[sure], usual)
     kept = FoundPoints.of(inputs[sure], errors[sure], left[sure])
-    found = kept.distinct()
-    nearest = torch.cdist(found.points, kept.points).argmin(1) if len(kept) else found.errors.long()
-    return found, weights[sure][nearest]
+    return kept.distinct(), weights[sure][kept.grouped()[0]]
 
 
 def _in_keeping(weights: Tensor, vague: Tensor, usual: float | None) -> Tensor:

@@ -13,32 +13,36 @@ starts of the steps that follow.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from unsum.engine.budget import Budget
 from unsum.engine.descend import Descent
 from unsum.engine.found import FoundPoints
+from unsum.engine.hunt import Hunt
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.network.chain import Step
 from unsum.running.deadline import out_of_time
-from unsum.running.progress import Progress
+from unsum.running.progress import SILENT, Progress
 from unsum.separate.local_steps.movement import Schedule
 from unsum.spans.basis import LayerSpan
 from unsum.spans.labels import read_labels
 from unsum.spans.roots import STARTS, Condition, descend, starts
-from unsum.spans.search import PATIENCE, roots_among, tried_starts
+from unsum.spans.search import roots_among, tried_starts
 from unsum.spans.training import MetWeights, Unrolled, Visited, less
 
 # that a round of starts is made for: one in five to one in thirty ends in a sample of the step at
 # hand
 _SAMPLES = 32
 _STARTS = 256  # of a round of descents
-_BARREN = 6  # rounds without a new sample, three of each kind, after which a step has no more
+# Six rounds, three of each kind, without a new sample, after which a step has no more.
+# Chosen by: arbitrary budget.
+_BUDGET = Budget(barren=6)
+_UNTRIED = "further starts of a local step"
 _POOL = 1024  # ends that later steps begin from
 # times the misfit that noise leaves: a sample of this step; one of the next step may have thirty
 _SLACK = 4.0
@@ -82,7 +86,7 @@ class Unrolling:
                 break
             # of a step that lacks samples the gradient is not known
             last = self._lacking(found, seen)
-            found, weights = self._taken(found, weights, seen)
+            found, weights = self.taken(found, weights, seen)
             self.progress.part(min(found.visits, len(self.next)), len(self.next))
             if last:
                 break
@@ -92,7 +96,7 @@ class Unrolling:
         """The same for samples that are known: what every step met, and what all of them leave."""
         found, weights = Unrolled(self.change), MetWeights(self.change)
         for seen in steps:
-            found, weights = self._taken(found, weights, seen)
+            found, weights = self.taken(found, weights, seen)
         return found
 
     def evened(self, found: Unrolled) -> Unrolled:
@@ -118,7 +122,7 @@ class Unrolling:
         ]
         return replace(self.followed(evened), even=True)
 
-    def _taken(
+    def taken(
         self, found: Unrolled, weights: MetWeights, seen: Visited
     ) -> tuple[Unrolled, MetWeights]:
         """One step more: its samples taken out of what is left, and the weights after it."""
@@ -144,32 +148,15 @@ class Unrolling:
     ) -> tuple[Visited | None, Tensor]:
         """(what the next step saw, ends for later steps); None where no root is a sample."""
         whole = Condition.of(weights.steps[0], self.here, self.next)
-        condition = self._rest(found, weights, whole)
         generator = torch.Generator().manual_seed(self.seed + len(found.seen))
-        roots, seen, near, barren, last = (
-            FoundPoints.none(whole.step.W),
-            None,
-            [pool[:0]],
-            0,
-            time.thread_time(),
+        rest = self.rest(found, weights, whole)
+        step = _StepHunt(
+            0, _BUDGET, _UNTRIED, SILENT, self, found, weights, pool, generator, whole, rest
         )
-        while not self._whole(found, seen) and (
-            barren < _BARREN or time.thread_time() < last + PATIENCE
-        ):
-            if out_of_time("further starts of a local step"):
-                break
-            ends = self._ends(condition, pool, len(near) - 1, generator)
-            near.append(condition.inputs(ends.s[ends.misfit < STARTS.near]))
-            more = roots.joined(roots_among(condition, ends)[0])
-            news = (len(more), more.twice) > (len(roots), roots.twice)
-            barren, last = (0, time.thread_time()) if news else (barren + 1, last)
-            roots, seen = more, self._labeled(whole, weights, more)
-            sure = None if seen is None else seen[seen.roots.hits > 1]
-            if news and sure:  # what was found twice is in the way of what was not
-                condition = self._rest(self._taken(found, weights, sure)[0], weights, whole)
-        return seen, _apart(torch.cat(near), roots)[:_POOL]
+        roots = step.run(FoundPoints.none(whole.step.W))
+        return step.seen, _apart(torch.cat([pool[:0], *step.near]), roots)[:_POOL]
 
-    def _ends(
+    def ends(
         self, condition: Condition, pool: Tensor, turn: int, generator: torch.Generator
     ) -> Descent:
         """Ends of the pool at first, then of starts by turns with reflections and without.
@@ -183,7 +170,7 @@ class Unrolling:
             return descend(condition, s)
         return tried_starts(condition, _SAMPLES, generator, first=turn < 2)
 
-    def _whole(self, found: Unrolled, seen: Visited | None) -> bool:
+    def whole(self, found: Unrolled, seen: Visited | None) -> bool:
         """Whether a step has all samples that it should have, each found twice."""
         return (
             seen is not None
@@ -209,7 +196,7 @@ class Unrolling:
         number = training.batch_size or (len(found.seen[-1]) if found.seen else None)
         return None if number is None else len(seen) < min(number, len(self.next) - found.visits)
 
-    def _rest(self, found: Unrolled, weights: MetWeights, whole: Condition) -> Condition:
+    def rest(self, found: Unrolled, weights: MetWeights, whole: Condition) -> Condition:
         """The condition without the samples that were found.
 
         What a later epoch sees again stays in the first layer's span, which then has fewer
@@ -224,7 +211,7 @@ class Unrolling:
             spans[i] = spans[i].without(delta, read, max(1, len(spans[i]) - found.visits))
         return Condition.of(weights.steps[0], spans[0], spans[1])
 
-    def _labeled(self, whole: Condition, weights: MetWeights, roots: FoundPoints) -> Visited | None:
+    def labeled(self, whole: Condition, weights: MetWeights, roots: FoundPoints) -> Visited | None:
         """Roots read again in the whole spans, with labels and weights; what weighs differently is
         no sample of this step."""
         if len(roots) == 0:
@@ -243,8 +230,45 @@ class Unrolling:
         return Visited(again, labels, base * times)[kept]
 
 
+@dataclass
+class _StepHunt(Hunt[FoundPoints]):
+    """The samples of the next step; ends beside them are starts of later steps."""
+
+    search: Unrolling
+    found: Unrolled
+    weights: MetWeights
+    pool: Tensor
+    generator: torch.Generator
+    whole: Condition
+    condition: Condition
+    seen: Visited | None = None
+    near: list[Tensor] = field(default_factory=list)
+
+    def round(self, found: FoundPoints, barren: int) -> FoundPoints:  # noqa: ARG002
+        ends = self.search.ends(self.condition, self.pool, len(self.near), self.generator)
+        self.near.append(self.condition.inputs(ends.s[ends.misfit < STARTS.near]))
+        return roots_among(self.condition, ends)[0]
+
+    def joined(self, found: FoundPoints, new: FoundPoints) -> FoundPoints:
+        roots = super().joined(found, new)
+        self.seen = self.search.labeled(self.whole, self.weights, roots)
+        return roots
+
+    def complete(self, found: FoundPoints) -> bool:  # noqa: ARG002
+        return self.search.whole(self.found, self.seen)
+
+    def ended(self, barren: int, idle: float) -> bool:
+        """Samples of several steps are in the way of each other: both must be exhausted."""
+        return barren >= self.budget.barren and idle >= self.budget.patient_seconds
+
+    def deflate(self, found: FoundPoints, *, gained: bool) -> None:  # noqa: ARG002
+        """What was found twice is in the way of what was not."""
+        sure = None if self.seen is None else self.seen[self.seen.roots.hits > 1]
+        if gained and sure:
+            after = self.search.taken(self.found, self.weights, sure)[0]
+            self.condition = self.search.rest(after, self.weights, self.whole)
+
+
 def _apart(X: Tensor, roots: FoundPoints) -> Tensor:
     """Ends that are none of the samples found."""
-    if len(roots) == 0 or len(X) == 0:
-        return X
-    return X[torch.cdist(X, roots.points).amin(1) > _SEEN * X.norm(dim=1)]
+    return X[FoundPoints.unranked(X).apart_from(roots, _SEEN, blur=0.0)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.engine.found import LabeledPoints
 from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.knowledge import Knowledge
@@ -81,9 +82,7 @@ def _samples(found: Unrolled, inputs_stay: bool) -> Tensor:
     )
     if not inputs_stay:
         return torch.arange(len(X), device=X.device)
-    same = (torch.cdist(X, X) < _SAME * X.norm(dim=1)) & (labels[:, None] == labels)
-    first = same.long().argmax(1)  # the first visit that is of the same sample
-    return first.unique(return_inverse=True)[1]
+    return LabeledPoints.unranked(X, labels=labels).grouped(_SAME)[1]
 
 
 def _polished(search: Unrolling, found: Unrolled, groups: Tensor) -> Unrolled:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import unsum
-from unsum.audit import Audit
+from unsum.audit import Audit, ceiling_words
 from unsum.audit.leakage import ALIKE, DEFAULT_LEVEL, WHOLE
 from unsum.audit.round import Sent, shares_of
 from unsum.data import embedded_batch
@@ -116,7 +116,10 @@ def attacks(target: Target, audit: Audit, *, samples: bool) -> Iterator[Simple]:
     leaks."""
     # that one wants labeled photos
     rules = [*(entry.name for entry in LABEL_RULES if entry.name != "llg+"), *_OWN]
-    if audit.labels is None or not audit.labels.given_away:
+    said = audit.bound is not None and audit.verdict.level == "protected"
+    if audit.labels is None or not (
+        audit.labels.given_away or (said and ceiling_words.labels_open(audit.bound))
+    ):
         yield from (Simple(f"labels by {rule}", MOST, partial(by_rule, rule)) for rule in rules)
     if not any(named.given_away for named in audit.occurred):
         yield Simple("embedding rows", MOST, by_embeddings)
@@ -147,9 +150,19 @@ def _labels(rule: str, target: Target, update: unsum.Update) -> Tensor:
                 target.model, update, rule, batch_size=target.size, seed=target.seed
             )
         return torch.zeros(0, dtype=torch.long)
-    rows = Head.of(target.model, update).grad_W.double()
+    rows = head_rows(target, update)
+    if rows is None:
+        return torch.zeros(0, dtype=torch.long)
     scores = rows.sum(1) if rule == "row sums" else rows @ typical_features(target).double()
     return (scores < 0).nonzero()[:, 0] if target.size is None else scores.argsort()[: target.size]
+
+
+def head_rows(target: Target, update: unsum.Update) -> Tensor | None:
+    """(C, H) the head's gradient; None where it was not sent."""
+    try:
+        return Head.of(target.model, update).grad_W.double()
+    except UnsumError:
+        return None
 
 
 def typical_features(target: Target) -> Tensor:
@@ -197,11 +210,11 @@ def by_method(method: str, target: Target, update: unsum.Update, *, rule: str = 
 
 def by_label_rows(rule: str, target: Target, update: unsum.Update) -> float:
     """The rows of ∇W of the labels, with their sign turned, for the features of their samples."""
-    labels = labels_by(rule, target, update)
-    if not len(labels):
+    labels, sent = labels_by(rule, target, update), head_rows(target, update)
+    if not len(labels) or sent is None:
         return 0.0
     rows = nn.functional.one_hot(labels, target.classes).double()
-    features = -Head.of(target.model, update).grad_W[labels].double()
+    features = -sent[labels]
     leak = Leak(
         "rows", rows, rows, features, float("nan"), float("nan"), exact=False, knowledge=Knowledge()
     )

@@ -35,7 +35,7 @@ export class Photos {
   }
 
   async add(files) {
-    const problems = [];
+    const [problems, before] = [[], this.known.size];
     for (const file of files) {
       const problem = await this.#send(file);
       if (problem && !problems.includes(problem)) problems.push(problem);
@@ -43,7 +43,7 @@ export class Photos {
     element("upload-problem").textContent = problems.join(" ");
     element("upload-problem").hidden = problems.length === 0;
     this.#count();
-    this.changed();
+    if (this.known.size > before) this.changed(); // a refused file changes nothing
   }
 
   async #send(file) {

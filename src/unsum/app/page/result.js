@@ -24,7 +24,7 @@ function showVerdict({ verdict, samples, final }, { badges, assumed }) {
   element("outcome").className = "";
   element("badge").textContent = (final ? "" : "First look: ") + badges[verdict.level];
   element("headline").textContent = verdict.headline;
-  element("details").replaceChildren(...verdict.details.map((text) => create("li", { textContent: text })));
+  element("details").replaceChildren(...verdict.details.map((text) => create("li", { textContent: text.replaceAll(" %", "\u00a0%") })));
   element("caution").hidden = verdict.level === "severe";
   element("caution").textContent = { open: UNDECIDED, protected: assumed }[verdict.level] ?? CAUTION;
   element("alarm").hidden = !verdict.alarm;

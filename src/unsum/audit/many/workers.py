@@ -30,6 +30,7 @@ from unsum.errors import UnsumError, needed
 from unsum.running.cluster import connected
 from unsum.running.sharing import sharing_models
 
+_LEAVING = 5.0  # [s] for a worker to leave once nothing more comes. Chosen by: arbitrary budget
 TRIES = 3  # of an update whose worker was lost
 Answers = Iterator[tuple[Arrived, ClientFinding]]
 
@@ -104,6 +105,8 @@ class _Worker:
 
     def end(self) -> None:
         self.line.close()
+        if self.at is None:  # it waits, and leaves by itself: so it gives back what it holds
+            self.process.join(_LEAVING)
         self.process.terminate()
         self.process.join()
 

@@ -94,8 +94,12 @@ class Point:
         return sum(not row.leakage < level for row in self.samples)
 
     def proven(self, level: float) -> bool:
-        """Whether nobody can read the level of any sample, whatever is tried."""
-        return self.ceiling < level
+        """Whether nobody can read the level of any sample, whatever is tried.
+
+        A ceiling is of samples. Where their features were read all the same, nothing is called
+        proven.
+        """
+        return self.ceiling < level and not any(row.leakage >= level for row in self.samples)
 
     @property
     def known_ceiling(self) -> float:

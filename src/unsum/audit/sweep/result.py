@@ -295,10 +295,12 @@ def closer(sweep: SweepResult, curve: Curve) -> str:
 
 
 def _leaking(sweep: SweepResult, point: Point) -> str:
-    count, total = point.over(sweep.keep_under), len(sweep.titles)
+    unknown, total = sum(math.isnan(row.leakage) for row in point.samples), len(sweep.titles)
+    count = point.over(sweep.keep_under) - unknown
+    of_others = f", and of {unknown} nobody knows" if unknown else ""
     return (
         f"{count} of {total} samples {'leaks' if count == 1 else 'leak'} "
-        f"{percent(sweep.keep_under)} or more"
+        f"{percent(sweep.keep_under)} or more{of_others}"
     )
 
 

@@ -45,6 +45,7 @@ from unsum.files.tensor_file import read_tensors
 from unsum.files.writing import save_tensors, write_whole
 from unsum.models import DEFAULT_MODEL
 from unsum.running.progress import SILENT, Progress
+from unsum.running.sharing import sharing_models
 from unsum.running.watching import shown_in_notebooks
 from unsum.score.labels import LabelsRead
 
@@ -154,6 +155,7 @@ _MOST_POINTS = 60  # strengths of all defenses: more are too many for one page
 
 @shown_in_notebooks
 @grouped
+@sharing_models()  # rounds under several defenses are of one model
 def sweep(
     model: nn.Module | str = DEFAULT_MODEL,
     data: Data | None = None,
@@ -266,7 +268,10 @@ def sweep(
         found = point(chain, strength)
         # for each strength: one near the level would leave none to the others
         bounds.seconds = LIMIT
-        return found if found.ceiling == found.ceiling else replace(found, **bounds.figures(chain))
+        if found.ceiling == found.ceiling:
+            return found
+        progress.say(f"{shown(chain)}: its ceiling")
+        return replace(found, **bounds.figures(chain))
 
     references = [replace(references[0], **bounds.figures([]))]
     if before:
@@ -278,7 +283,7 @@ def sweep(
             p.axis,
             [bounded([*before, d], d.strength if p.axis else None) for d in p.defenses],
         )
-        proof = _proof(p, curve, before, bounds) if p.ranged else None
+        proof = _proof(p, curve, before, bounds, progress) if p.ranged else None
         if proof is not None:
             curve = replace(
                 curve, points=[*curve.points, bounded([*before, proof], proof.strength)], added=True
@@ -305,7 +310,9 @@ def sweep(
     )
 
 
-def _proof(tried: Strengths, curve: Curve, before: list[Defense], bounds: Bounds) -> Noise | None:
+def _proof(
+    tried: Strengths, curve: Curve, before: list[Defense], bounds: Bounds, progress: Progress
+) -> Noise | None:
     """The first noise beyond what was tried that is proven, where none of that is: distances are
     measured already."""
     strongest = tried.defenses[-1]
@@ -314,6 +321,7 @@ def _proof(tried: Strengths, curve: Curve, before: list[Defense], bounds: Bounds
     for place in range(1, _REACH + 1):
         noise = Noise(float(f"{strongest.strength * _STRONGER**place:.2g}"))
         bounds.seconds = LIMIT
+        progress.say(f"{shown([*before, noise])}: its ceiling")
         ceiling = bounds.figures([*before, noise])["ceiling"]
         if math.isnan(ceiling) or ceiling < bounds.level:
             return None if math.isnan(ceiling) else noise

@@ -24,7 +24,7 @@ function offerSlider() {
 function order(first, second, direction) {
   const [a, b] = [first, second].map((cell) => cell.dataset.value ?? cell.textContent.trim());
   const [x, y] = [Number(a), Number(b)];
-  const numbers = first.classList.contains("number");
+  const numbers = "value" in first.dataset;
   if (numbers && (Number.isNaN(x) || Number.isNaN(y))) return Number.isNaN(x) - Number.isNaN(y);
   return direction * (numbers ? x - y : a.localeCompare(b));
 }

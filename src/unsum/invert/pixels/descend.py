@@ -11,46 +11,52 @@ The steps minimize ‖J d + r‖² + λ t ‖d‖² (Levenberg), t the mean of J
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from unsum.engine import conjugate
-from unsum.invert.pixels.equations import Derivative, Equations, Product
+from unsum.engine.budget import Budget
+from unsum.engine.descend import NonlinearProblem, Products, StoppingRule, beside, inner
+from unsum.engine.descend import descend as descend_rows
+from unsum.invert.pixels.equations import Derivative, Equations, OwnSquares, Product
 from unsum.invert.pixels.own_squares import are_due, compute, divided_by
 from unsum.running.progress import Progress
 
-_STEPS = 60  # at one size; most take ten
-_PRODUCTS = 400  # of J and Jᵀ in one step: about the condition number of trained networks' maps
-# relative gain of a step below which a size, the last one or another, is done
+_UNTRIED = "further steps towards the pictures"
+# [products] of J and Jᵀ in one step: about the condition number of trained networks' maps.
+# Chosen by: arbitrary budget.
+_PRODUCTS = 400
+# [relative gain of the misfit] of a step below which a size, the last one or another, is done.
+# Chosen by: arbitrary margin.
 _SLOW = {True: 1e-3, False: 2e-2}
-# steps that gain so little; float64 begins where float32 has ended
-_PATIENCE = {torch.float32: 3, torch.float64: 1}
-# misfit from which steps converge quadratically, up to rounding
-_NEAR = {torch.float32: 1e-4, torch.float64: 0.0}
-_SHRINK, _GROW = 0.25, 5.0  # of the damping, after good steps and bad ones
-_FIRST, _FINE, _LEAST = 1e-2, 1e-9, 1e-12  # damping at first, once pictures are found, and at last
-_TIGHT, _TIGHT_BY_OWN = (
-    1e-4,
-    1e-3,
-)  # of conjugate gradients' start, at last; by own squares it counts errors, not residuals
-_HALVINGS = 4  # of a step that makes it worse
+# At one size most take ten steps; float64 begins where float32 has ended. A step is halved rather
+# than solved for again: its products cost far more than a pass. Chosen by: arbitrary budget.
+_BUDGETS = {
+    torch.float32: Budget(steps=60, patience=3, refusals=3, halvings=3),
+    torch.float64: Budget(steps=60, patience=1, refusals=1, halvings=3),
+}
+# [squared misfit] from which steps converge quadratically, up to rounding.
+# Chosen by: arbitrary margin.
+_NEAR = {torch.float32: 1e-8, torch.float64: 0.0}
+_HALVED = 0.25  # [of the squared misfit] a step that leaves more from there on has met rounding
+# [of the mean of JᵀJ's diagonal] damping at first, and once pictures are found.
+# Chosen by: arbitrary budget.
+_FIRST, _FINE = 1e-2, 1e-9
+# [of the residual at first] that conjugate gradients leave at last; by own squares, of the error.
+# Chosen by: arbitrary margin.
+_TIGHT, _TIGHT_BY_OWN = 1e-4, 1e-3
 
 
 @dataclass
-class State:
-    """Unknowns (B, c, rows, columns) of one size, each sample's damping, and its cost, the squared
-    misfit."""
+class Ended:
+    """Unknowns (B, c, rows, columns) of one size, and the misfits (B,) of their pictures."""
 
     z: Tensor
-    damping: Tensor
-    cost: Tensor
-
-    @property
-    def misfit(self) -> Tensor:
-        return self.cost.sqrt().flatten()
+    misfit: Tensor
 
 
 def sizes(shape: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -72,7 +78,7 @@ def enlarge(z: Tensor, size: tuple[int, int]) -> Tensor:
 
 def descend(
     equations: Equations, start: Tensor, shape: tuple[int, ...], progress: Progress
-) -> State:
+) -> Ended:
     """The pictures that explain the maps best, from `start` (B, c, rows, columns) of any size
     on."""
     full = (shape[1], shape[2])
@@ -90,7 +96,7 @@ def descend(
     return state
 
 
-def polish(equations: Equations, pictures: Tensor, progress: Progress, *, scaled: bool) -> State:
+def polish(equations: Equations, pictures: Tensor, progress: Progress, *, scaled: bool) -> Ended:
     """A batch that is one problem, from pictures that nearly explain it, with its scale as
     sensitive as all else.
 
@@ -140,42 +146,84 @@ def _at_size(
     damping: float,
     *,
     last: bool,
-) -> State:
-    r = equations.residual(pictures_of(z))
-    cost = equations.dots(r, r)
-    state = State(z, torch.full_like(cost, damping), cost)
-    patience = torch.zeros_like(cost)
-    for number in range(_STEPS):
-        if last and are_due(equations.own, state.z):
-            compute(equations, pictures_of(state.z))
-        linear = equations.linear(pictures_of, state.z)
-        d = _step(equations, linear, _damping(equations, linear, state))
-        before = state.cost
-        _take(equations, state, d, pictures_of)
-        # a step that does not halve the misfit from here on has met rounding
-        near = before < _NEAR[z.dtype] ** 2
-        wanted = torch.where(near, 0.5, 1 - _SLOW[last])
-        slow = state.cost.sqrt() > wanted * before.sqrt()
-        patience = torch.where(slow, patience + 1, 0)
-        progress.step(number, float(state.misfit.max()))
-        if bool((patience >= torch.where(near, 1, _PATIENCE[z.dtype])).all()) or equations.over():
-            break
-    return state
+) -> Ended:
+    problem = _Pictures(equations, pictures_of, progress, last)
+    budget = replace(
+        _BUDGETS[z.dtype],
+        damping=damping,
+        stalled=(1 - _SLOW[last]) ** 2,
+        seconds=equations.end - time.monotonic(),
+    )
+    ends = descend_rows(
+        problem, problem.rows(z), budget, StoppingRule(0.0, _NEAR[z.dtype], _HALVED, _UNTRIED)
+    )
+    return Ended(problem.pictures(ends.s), ends.misfit.expand(len(z)))
 
 
-def _damping(equations: Equations, linear: Derivative, state: State) -> Tensor:
-    """λ t, with t from one random direction."""
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(state.z.shape, generator=generator).to(state.z)
-    Jv = linear.forward(v)
-    return state.damping * equations.dots(Jv, Jv) / equations.dots(v, v)
+@dataclass
+class _Pictures(NonlinearProblem):
+    """Unknowns of pictures: a row is a sample, or the whole batch where its samples are tied."""
+
+    equations: Equations
+    pictures_of: Product
+    progress: Progress
+    last: bool  # whether this is the last size
+    number: int = 0  # of linearizations
+
+    def rows(self, z: Tensor) -> Tensor:
+        """Of (B, …) what belongs to each row."""
+        return z[None] if self.equations.together else z
+
+    def pictures(self, s: Tensor) -> Tensor:
+        """(B, …) of what belongs to each row."""
+        return s[0] if self.equations.together else s
+
+    def take(self, rows: Tensor) -> _Pictures:
+        own = self.equations.own
+        squares = None if own.squares is None else own.squares[rows]
+        some = replace(self.equations.of(rows), own=OwnSquares(squares, own.products))
+        return replace(self, equations=some)
+
+    def costs(self, s: Tensor) -> Tensor:
+        r = self.rows(self.equations.residual(self.pictures_of(self.pictures(s))))
+        return inner(r, r)
+
+    def linearize(self, s: Tensor) -> Products:
+        equations, z = self.equations, self.pictures(s)
+        if self.last and are_due(equations.own, z):
+            compute(equations, self.pictures_of(z))
+        linear = equations.linear(self.pictures_of, z)
+        r = self.rows(linear.residual)
+        cost, gradient = inner(r, r), self.rows(linear.back(linear.residual))
+        self.progress.step(self.number, float(cost.max()) ** 0.5)
+        self.number += 1
+        v = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
+        v, Jv = self.rows(v), self.rows(linear.forward(v))
+        size = beside(inner(Jv, Jv) / inner(v, v), s)  # the mean of the diagonal of JᵀJ
+
+        def precondition(damping: Tensor) -> Product:
+            each = (damping * size).flatten().expand(len(z))
+            divided = divided_by(equations.own, each, z)
+            return lambda d: self.rows(divided(self.pictures(d)))
+
+        tightest = _TIGHT if equations.own.squares is None else _TIGHT_BY_OWN
+        return Products(
+            cost,
+            gradient,
+            lambda d: self.rows(_counted(equations, linear, self.pictures(d))),
+            lambda u: self.rows(linear.back(self.pictures(u))),
+            self.costs,
+            beside(cost.sqrt().clamp(tightest, 0.1), s),
+            min(_PRODUCTS, 2 * s[0].numel()),
+            lambda d: size * d,
+            precondition,
+            equations.over,
+        )
 
 
-def _step(equations: Equations, linear: Derivative, damping: Tensor) -> Tensor:
-    """d that minimizes ‖J d + r‖² + damping ‖d‖², the more exactly the smaller the misfit is."""
-    misfit = equations.dots(linear.residual, linear.residual).sqrt()
-    tightest = _TIGHT if equations.own.squares is None else _TIGHT_BY_OWN
-    return least_squares(equations, linear, -linear.residual, damping, misfit.clamp(tightest, 0.1))
+def _counted(equations: Equations, linear: Derivative, d: Tensor) -> Tensor:
+    equations.own.products += 1
+    return linear.forward(d)
 
 
 def least_squares(
@@ -185,13 +233,9 @@ def least_squares(
     own inverse where known."""
     right = linear.back(target)
 
-    def push(p: Tensor) -> Tensor:
-        equations.own.products += 1
-        return linear.forward(p)
-
     unknowns = right[0].numel() * (len(right) if equations.together else 1)
     return conjugate.least_squares(
-        push,
+        lambda p: _counted(equations, linear, p),
         linear.back,
         right,
         tolerance,
@@ -201,23 +245,3 @@ def least_squares(
         dots=equations.dots,
         over=equations.over,
     )[0]
-
-
-def _take(equations: Equations, state: State, d: Tensor, pictures_of: Product) -> None:
-    """Each sample goes the whole step, or half of it, and so on; one that finds nothing better
-    stays and is damped more."""
-    taken = torch.zeros_like(state.cost, dtype=torch.bool)
-    whole, start = taken, state.z
-    for halvings in range(_HALVINGS):
-        z = torch.where(taken, state.z, start + d / 2**halvings)
-        r = equations.residual(pictures_of(z))
-        cost = equations.dots(r, r)
-        better = ~taken & (cost < state.cost)
-        state.z = torch.where(better, z, state.z)
-        state.cost = torch.where(better, cost, state.cost)
-        whole = better if halvings == 0 else whole
-        taken = taken | better
-        if bool(taken.all()):
-            break
-    factor = torch.where(whole, _SHRINK, torch.where(taken, 1.0, _GROW))
-    state.damping = (state.damping * factor).clamp(_LEAST, 1e6)

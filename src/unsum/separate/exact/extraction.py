@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsum.engine.found import LabeledPoints
 from unsum.equation.equation import Equation, Unknowns, positive_factor, solve
 from unsum.equation.observation import Observation
 from unsum.running.deadline import out_of_time
@@ -327,15 +328,13 @@ def distinct(
 ) -> list[int]:
     """Those of the accepted samples that are new: the best first, none of them twice or as one
     `before`, T with labels."""
-    kept: list[int] = []
-    found, found_labels = before or (T[:0], labels[:0])
-    for index in misfits.argsort().tolist():
-        alike = [k for k in kept if labels[k] == labels[index]]
-        same = torch.cat([found[found_labels == labels[index]], T[alike]])
-        distances = (same - T[index]).norm(dim=1) / T[index].norm()
-        if accepted[index] and not bool((distances < SAME_SAMPLE).any()):
-            kept.append(index)
-    return kept
+    rows = accepted.nonzero()[:, 0]
+    points = LabeledPoints.of(T[rows], 0 * misfits[rows], misfits[rows], labels=labels[rows])
+    if before is not None:
+        known = LabeledPoints.unranked(before[0], labels=before[1])
+        new = points.apart_from(known, SAME_SAMPLE, blur=0.0)
+        rows, points = rows[new], points[new]
+    return rows[points.grouped(SAME_SAMPLE, blur=0.0)[0]].tolist()
 
 
 def label_weights(observation: Observation, grad_b: Tensor) -> Tensor:

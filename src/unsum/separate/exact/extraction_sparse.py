@@ -18,12 +18,14 @@ negative. α q·t = 1 (`single`) is not used, and remains to check what comes ou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
+from unsum.engine.budget import Budget
+from unsum.engine.descend import NonlinearProblem, Normal, StoppingRule, descend
 from unsum.equation.equation import positive_factor
 from unsum.equation.observation import Observation
 from unsum.running.deadline import out_of_time
@@ -54,7 +56,8 @@ _OPENING = (1.0, 0.03)  # the first wells: none, behind a low wall
 # of a well, from one stage to the next, in units of a usual feature
 _NARROWING, _NARROWEST = 0.7, 2e-3
 # before the wells, in each of them, and at each width of sharpening
-_OPENING_STEPS, _STEPS, _SHARP_STEPS = 40, 10, 3
+_OPENING_STEPS, _STEPS = Budget(steps=40, damping=1e-2), Budget(steps=10, damping=1e-2)
+_SHARP_STEPS = 3
 _LOWEST_WALL = 0.1  # against negative features, however narrow the well is
 _ZERO_WEIGHT = 0.1  # weight of an entry's zero against the softmax's equations
 _BLUNT, _SHARPEST = 1e-2, 1e-6  # widths between which entries are told from zeros
@@ -242,71 +245,44 @@ class SparseSamples:
     def __init__(self, observation: Observation, grad_b: Tensor, size: float) -> None:
         self.observation, self.size = observation, size
         self.A = observation.A / size
-        self._entries = len(self.A) * max(self.A.shape)
+        self.entries = len(self.A) * max(self.A.shape)
         self.N = torch.linalg.qr(observation.U, mode="complete").Q[:, observation.rank :].T
         self.w = torch.linalg.lstsq(observation.U, grad_b[:, None]).solution[:, 0]
 
     def hunt(self, T: Tensor, labels: Tensor, wells: Tensor) -> Tensor:
         """(n, R) where the starts are drawn to by `wells` (n, 3), sharpened; most of the rows are
         no samples."""
-        return in_parts(self._hunt, self._entries, T, labels, wells)
+        return in_parts(self._hunt, self.entries, T, labels, wells)
 
     def sharpen(self, T: Tensor, labels: Tensor, width: float = _BLUNT) -> Tensor:
         """Newton's method with the small entries taken for zeros, those beyond `width` less and
-        less."""
-        T = in_parts(lambda t, y: self._sharpen(t, y, width), self._entries, T, labels)
+        less: iteratively reweighted least squares, without damping or a test."""
+        T = in_parts(lambda t, y: self._sharpen(t, y, width), self.entries, T, labels)
         return torch.where(torch.isfinite(T).all(1, keepdim=True), T, 0.0)
 
     def _hunt(self, T: Tensor, labels: Tensor, wells: Tensor) -> Tensor:
         width, wall = _OPENING
         depth, walls, softmax = wells.split(1, dim=1)
-        T = self._settle(
-            T, labels, wells.new_tensor([[0.0, wall, 1.0]]).expand_as(wells), width, _OPENING_STEPS
-        )
+        open_ = wells.new_tensor([[0.0, wall, 1.0]]).expand_as(wells)
+        T = self._settled(T, _Drawn(self, labels, open_, width), _OPENING_STEPS)
         while width > _NARROWEST:
             higher = (walls * depth.sqrt() / width).clamp_min(_LOWEST_WALL)
-            T = self._settle(T, labels, torch.cat([depth, higher, softmax], dim=1), width, _STEPS)
+            drawn = _Drawn(self, labels, torch.cat([depth, higher, softmax], dim=1), width)
+            T = self._settled(T, drawn, _STEPS)
             width *= _NARROWING
         return self._sharpen(torch.where(torch.isfinite(T), T, 0.0), labels, _BLUNT)
 
-    def _settle(
-        self, T: Tensor, labels: Tensor, wells: Tensor, width: float, iterations: int
-    ) -> Tensor:
-        """Damped Gauss–Newton on the softmax, t·w = 1, the wall and wells ν f²/(f² + width²)."""
-        depth, wall, softmax = wells.split(1, dim=1)
-        P, outside = self._softmax(T, labels)
-        cost = self._cost(T, outside, wells, width)
-        damping = torch.full_like(cost, 1e-2)
-        for _ in range(iterations):
-            if out_of_time(_UNTRIED):
-                break
-            f = T @ self.A
-            pull = wall.square() * (f < 0) + depth * width**2 / (f.square() + width**2).square()
-            M, g = self._normal_equations(T, P, outside, pull, softmax, _NORMALIZED)
-            diagonal = M.diagonal(dim1=1, dim2=2)
-            diagonal = diagonal + 1e-3 * diagonal.mean(1, keepdim=True)
-            step, _ = torch.linalg.solve_ex(M + torch.diag_embed(damping[:, None] * diagonal), g)
-            there = T - step
-            P_there, outside_there = self._softmax(there, labels)
-            new_cost = self._cost(there, outside_there, wells, width)
-            better = new_cost < cost
-            rows = better[:, None]
-            T, P = torch.where(rows, there, T), torch.where(rows, P_there, P)
-            outside, cost = (
-                torch.where(rows, outside_there, outside),
-                torch.where(better, new_cost, cost),
-            )
-            damping = torch.where(better, damping / 3, damping * 4).clamp(1e-9, 1e6)
-        return T
+    def _settled(self, T: Tensor, drawn: _Drawn, budget: Budget) -> Tensor:
+        return descend(drawn, T, budget, StoppingRule(untried=_UNTRIED)).s
 
     def _sharpen(self, T: Tensor, labels: Tensor, width: float) -> Tensor:
         while width > _SHARPEST and not out_of_time(_UNTRIED):
             for _ in range(_SHARP_STEPS):
-                P, outside = self._softmax(T, labels)
+                P, outside = self.softmax(T, labels)
                 f = T @ self.A
                 near = (1 + (f / width).square()).reciprocal().square()
                 pull = _ZERO_WEIGHT**2 * torch.where(f < 0, 1.0, near)
-                M, g = self._normal_equations(
+                M, g = self.normal_equations(
                     T, P, outside, pull, torch.ones_like(T[:, :1]), _REFINED_NORMALIZED
                 )
                 ridge = 1e-9 * M.diagonal(dim1=1, dim2=2) + 1e-300
@@ -314,18 +290,12 @@ class SparseSamples:
             width /= 2
         return T
 
-    def _softmax(self, T: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def softmax(self, T: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """P (n, C) and N (P − e_y) (n, C − R)."""
         P = torch.softmax(T @ self.observation.K + self.observation.b, dim=1)
         return P, P @ self.N.T - self.N.T[labels]
 
-    def _cost(self, T: Tensor, outside: Tensor, wells: Tensor, width: float) -> Tensor:
-        (depth, wall, softmax), f = wells.split(1, dim=1), T @ self.A
-        drawn = depth * (f.square() / (f.square() + width**2)) + (wall * f.clamp_max(0)).square()
-        missed = _NORMALIZED * (T @ self.w - 1) / self.w.norm()
-        return softmax[:, 0].square() * outside.square().sum(1) + drawn.sum(1) + missed.square()
-
-    def _normal_equations(
+    def normal_equations(
         self,
         T: Tensor,
         P: Tensor,
@@ -350,3 +320,41 @@ class SparseSamples:
             + missed[:, None] * unit
         )
         return M, g
+
+
+@dataclass(frozen=True)
+class _Drawn(NonlinearProblem):
+    """Starts (S, R) with labels under the softmax, t·w = 1, the wall, and wells ν f²/(f² + width²).
+
+    The wells' curvature is that of the parabola which touches them and lies above.
+    """
+
+    samples: SparseSamples
+    labels: Tensor
+    wells: Tensor  # (S, 3) depth ν, height of the wall, weight of the softmax
+    width: float
+
+    @property
+    def entries(self) -> int:
+        return self.samples.entries
+
+    def linearize(self, s: Tensor) -> Normal:
+        (depth, wall, softmax), f = self.wells.split(1, dim=1), s @ self.samples.A
+        P, outside = self.samples.softmax(s, self.labels)
+        slope = self.width**2 / (f.square() + self.width**2).square()
+        pull = wall.square() * (f < 0) + depth * slope
+        M, g = self.samples.normal_equations(s, P, outside, pull, softmax, _NORMALIZED)
+        return Normal(self._cost(s, f, outside), g, M, self.costs)
+
+    def take(self, rows: Tensor) -> _Drawn:
+        return replace(self, labels=self.labels[rows], wells=self.wells[rows])
+
+    def costs(self, s: Tensor) -> Tensor:
+        return self._cost(s, s @ self.samples.A, self.samples.softmax(s, self.labels)[1])
+
+    def _cost(self, s: Tensor, f: Tensor, outside: Tensor) -> Tensor:
+        depth, wall, softmax = self.wells.split(1, dim=1)
+        w, square = self.samples.w, f.square()
+        drawn = depth * (square / (square + self.width**2)) + (wall * f.clamp_max(0)).square()
+        missed = _NORMALIZED * (s @ w - 1) / w.norm()
+        return softmax[:, 0].square() * outside.square().sum(1) + drawn.sum(1) + missed.square()

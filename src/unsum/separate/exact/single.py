@@ -9,18 +9,23 @@ once, and none is disturbed by another one's failure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from unsum.engine.budget import Budget
+from unsum.engine.descend import NonlinearProblem, Normal, StoppingRule, descend
 from unsum.equation.observation import Observation
 from unsum.running.deadline import out_of_time
 
-HELD = 1 << 24  # entries of a batched Jacobian at a time on a GPU: 128 MiB
-_HELD_ON_CPU = 1 << 22  # and on a CPU: a step over more takes so long that no time limit is kept
-_LOOK = 5  # steps after which starts that have arrived are left alone
-_FALLING = 0.99  # of its cost that a start must have lost to go on
+_UNTRIED = "samples one at a time"
+# Four steps of 5 % or eight refusals in a row end a start: batches of trained heads give as many
+# samples as with smaller gains and more refusals. Chosen by: arbitrary budget.
+_DESCENT = Budget(steps=150, stalled=0.95, patience=4, refusals=8)
+# [roundings of the client] relative residual below which a start that hardly falls has arrived.
+# Chosen by: arbitrary margin.
+_NOISES = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class SingleSamples:
         self.D = (weight / weight.max()).sqrt()
         self.Q, self.triangle = torch.linalg.qr(self.D[:, None] * observation.U)
         self.deviation = 1 / weight
-        self._entries = observation.K.numel() + 1
+        self.entries = observation.K.numel() + 1
 
     def labels(self, T: Tensor) -> Tensor:
         """(n,) for each t the class y whose p − (1 − C e) e_y − e is nearest to the span of U."""
@@ -67,25 +72,28 @@ class SingleSamples:
         return torch.argmin(distance / size, dim=1)
 
     def refine(
-        self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int = 150
+        self, T: Tensor, labels: Tensor, alpha: float | None, steps: int = _DESCENT.steps
     ) -> Tensor:
-        """Damped Gauss–Newton on every (t, y) on its own; `alpha` None leaves the coupling out."""
-        return in_parts(
-            lambda t, y: self._refine(t, y, alpha, iterations), self._entries, T, labels
-        )
+        """Follow every (t, y) to its root; `alpha` None leaves the coupling out."""
+        if len(T) == 0 or out_of_time(_UNTRIED):
+            return T
+        problem = _Coupled(self, labels, self.state(T, labels).size, alpha)
+        precision = self.observation.client_precision + self.observation.noise.relative
+        rule = StoppingRule(noise=(_NOISES * precision) ** 2, untried=_UNTRIED)
+        return descend(problem, T, replace(_DESCENT, steps=steps), rule).s
 
     def steps(self, T: Tensor, labels: Tensor, alpha: float) -> Tensor:
         """(n,) how far each would still go, without damping, relative to its length."""
 
         def left(t: Tensor, y: Tensor) -> Tensor:
-            if out_of_time("samples one at a time"):
+            if out_of_time(_UNTRIED):
                 return torch.full_like(t[:, 0], torch.inf)
             state = self.state(t, y)
-            N, g = self._normal_equations(t, y, state, state.size, alpha)
+            N, g = self.normal_equations(t, y, state, state.size, alpha)
             N = N + torch.diag_embed(1e-13 * N.diagonal(dim1=1, dim2=2) + 1e-300)
             return torch.div(torch.linalg.solve_ex(N, g)[0].norm(dim=1), t.norm(dim=1))
 
-        return in_parts(left, self._entries, T, labels)
+        return in_parts(left, self.entries, T, labels)
 
     def slack(self, T: Tensor, labels: Tensor, faint: bool) -> Tensor:
         """(n,) how much of p − e_y may lie outside the span of U, relatively, for a sample.
@@ -144,52 +152,7 @@ class SingleSamples:
         W = W * self.D
         return W, W - (W @ self.Q) @ self.Q.T
 
-    def _refine(self, T: Tensor, labels: Tensor, alpha: float | None, iterations: int) -> Tensor:
-        if out_of_time("samples one at a time"):  # what is asked for first takes as long as a step
-            return T
-        size = self.state(T, labels).size
-        importance = torch.zeros_like(size) if alpha is None else size
-        damping, cost = torch.full_like(size, 1e-3), torch.full_like(size, torch.inf)
-        T, under_way = T.clone(), torch.arange(len(T), device=T.device)
-        for _ in range(0, iterations, _LOOK):
-            trying = under_way
-            before = cost[trying]
-            T[trying], cost[trying], damping[trying] = self._descend(
-                T[trying], labels[trying], importance[trying], alpha or 1.0, damping[trying]
-            )
-            under_way = trying[cost[trying] < _FALLING * before]
-            if len(under_way) == 0:
-                break
-        return T
-
-    def _descend(
-        self, T: Tensor, labels: Tensor, importance: Tensor, alpha: float, damping: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """A few damped steps of every start; where they end, with which cost and damping."""
-        state = self.state(T, labels)
-        cost = _cost(state, importance, alpha)
-        for _ in range(_LOOK):
-            if out_of_time("samples one at a time"):
-                break
-            N, g = self._normal_equations(T, labels, state, importance, alpha)
-            scaled = damping[:, None] * N.diagonal(dim1=1, dim2=2)
-            step, _ = torch.linalg.solve_ex(N + torch.diag_embed(scaled + 1e-300), g)
-            trial = T - step
-            there = self.state(trial, labels)
-            new_cost = _cost(there, importance, alpha)
-            better = new_cost < cost
-            T, cost = torch.where(better[:, None], trial, T), torch.where(better, new_cost, cost)
-            pairs = zip(vars(there).values(), vars(state).values(), strict=True)
-            state = SampleState(
-                *(
-                    torch.where(better if new.ndim == 1 else better[:, None], new, old)
-                    for new, old in pairs
-                )
-            )
-            damping = torch.where(better, damping / 5, damping * 4).clamp(1e-14, 1e10)
-        return T, cost, damping
-
-    def _normal_equations(
+    def normal_equations(
         self, T: Tensor, labels: Tensor, state: SampleState, importance: Tensor, alpha: float
     ) -> tuple[Tensor, Tensor]:
         K = self.observation.K
@@ -209,10 +172,46 @@ class SingleSamples:
         return N, g
 
 
+@dataclass
+class _Coupled(NonlinearProblem):
+    """The equations of starts (S, R) with labels of their own, in units of ‖D (p − e_y)‖ where each
+    began, (S,); `alpha` None leaves the coupling out."""
+
+    singles: SingleSamples
+    labels: Tensor
+    unit: Tensor
+    alpha: float | None
+    # where costs were computed last, which mostly is where steps lead
+    last: tuple[Tensor, SampleState] | None = None
+
+    @property
+    def entries(self) -> int:
+        return self.singles.entries
+
+    def linearize(self, s: Tensor) -> Normal:
+        last, self.last = self.last, None
+        state = last[1] if last is not None and last[0] is s else self.singles.state(s, self.labels)
+        weight = torch.zeros_like(self.unit) if self.alpha is None else self.unit
+        N, g = self.singles.normal_equations(s, self.labels, state, weight, self.alpha or 1.0)
+        square = self.unit.square()
+        return Normal(self._cost(state), g / square[:, None], N / square[:, None, None], self.costs)
+
+    def take(self, rows: Tensor) -> _Coupled:
+        return replace(self, labels=self.labels[rows], unit=self.unit[rows], last=None)
+
+    def costs(self, s: Tensor) -> Tensor:
+        self.last = s, self.singles.state(s, self.labels)
+        return self._cost(self.last[1])
+
+    def _cost(self, state: SampleState) -> Tensor:
+        cost: Tensor = (state.outside / self.unit[:, None]).square().sum(1)
+        return cost if self.alpha is None else cost + (self.alpha * state.coupling - 1).square()
+
+
 def in_parts(work: Callable[..., Tensor], entries: int, *rows: Tensor) -> Tensor:
     """`work` on as many starts, their labels and so on at a time as memory allows; each has so many
     entries of a Jacobian."""
-    step = max(1, (HELD if rows[0].is_cuda else _HELD_ON_CPU) // entries)
+    step = _DESCENT.at_once(entries, rows[0].device.type)
     return torch.cat(
         [work(*part) for part in zip(*(tensor.split(step) for tensor in rows), strict=True)]
     )
@@ -220,7 +219,3 @@ def in_parts(work: Callable[..., Tensor], entries: int, *rows: Tensor) -> Tensor
 
 def _first(labels: Tensor) -> Tensor:
     return labels if labels.ndim == 1 else labels[:, 0]
-
-
-def _cost(state: SampleState, importance: Tensor, alpha: float) -> Tensor:
-    return state.outside.square().sum(1) + (importance * (alpha * state.coupling - 1)).square()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unsum.engine.found import LabeledPoints
 from unsum.equation.observation import Observation
 from unsum.running.deadline import out_of_time
 from unsum.separate.exact.extraction import FITS, SAME_SAMPLE, distinct
@@ -109,9 +110,9 @@ class _Step:
         for coupled in (None, self.alpha):
             if out_of_time(_UNTRIED):
                 break
-            T = singles.refine(starts, self.classes, coupled, iterations=40)
+            T = singles.refine(starts, self.classes, coupled, steps=40)
             if coupled is None:
-                T = singles.refine(T, self.classes, self.alpha, iterations=10)
+                T = singles.refine(T, self.classes, self.alpha, steps=10)
             T, y = _relabeled(singles, T, self.classes, self.alpha)
             misfits = singles.misfits(T, y).nan_to_num(nan=torch.inf)
             off = (self.alpha * singles.state(T, y).coupling - 1).abs()
@@ -159,8 +160,8 @@ class _Step:
             torch.cat([self.samples.T, self.T]),
             torch.cat([self.samples.labels, self.labels]),
         )
-        near = (T[:, None] - known).norm(dim=2) < _COPY * T.norm(dim=1, keepdim=True)
-        return (near & (labels[:, None] == named)).any(1)
+        found = LabeledPoints.unranked(known, labels=named)
+        return ~LabeledPoints.unranked(T, labels=labels).apart_from(found, _COPY, blur=0.0)
 
     def alternatives(self) -> list[Tensor]:
         """The step's labels, and other ones that what has been found leaves open; the likeliest
@@ -188,7 +189,7 @@ class _Step:
         basis, left = self._left()
         singles = SingleSamples(left, left.weight)
         starts = (t @ basis.T).expand(len(self.classes), -1)
-        T = singles.refine(starts, self.classes, self.alpha, iterations=10)
+        T = singles.refine(starts, self.classes, self.alpha, steps=10)
         near = (T - starts).norm(dim=1) < SAME_SAMPLE * starts.norm(dim=1)
         misfits = singles.misfits(T, self.classes).nan_to_num(nan=torch.inf)
         fits = near & (misfits < _LIMITS[0][0])
@@ -231,7 +232,7 @@ def _relabeled(
     `_Step.alternatives`."""
     finite = torch.where(torch.isfinite(T), T, torch.zeros_like(T))
     nearest = singles.labels(finite)
-    other = singles.refine(finite, nearest, alpha, iterations=10)
+    other = singles.refine(finite, nearest, alpha, steps=10)
     better = (nearest != labels) & (
         singles.misfits(other, nearest) < singles.misfits(T, labels).nan_to_num(nan=torch.inf)
     )

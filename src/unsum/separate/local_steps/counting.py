@@ -51,7 +51,7 @@ def first_alpha(observation: Observation, classes: Tensor) -> float | None:
         starts.append(ratios(observation.U, observation.grad_b, usual))
     found = []
     for start in starts:
-        T = singles.refine(start[classes], classes, None, iterations=60)
+        T = singles.refine(start[classes], classes, None, steps=60)
         P = torch.softmax(T @ observation.K + observation.b, dim=1)
         sure = P.gather(1, classes[:, None])[:, 0]
         couplings = singles.state(T, classes).coupling

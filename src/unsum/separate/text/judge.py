@@ -31,11 +31,17 @@ from unsum.running.deadline import out_of_time
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.network import device_of, read_by
 from unsum.separate.text.recovered import Text, head_reads
-from unsum.separate.text.replay import PlayedText
+from unsum.separate.text.replay import PlayedText, embedding
 from unsum.update import Update
 
 _SAME = 1e-5  # relative difference of two forward passes that compute the same
 _MOST = 2048  # other tokens that are tried in the place of one
+# [relative] movement of features that is asked for: a position that shows smaller ones is not tried
+# in other surroundings. Chosen by: a false claim, in which another sequence moved them by 2e-3.
+_SMALL = 1e-3
+# [tokens] the nearest in the embedding, tried in each place around a faint position.
+# Chosen by: arbitrary budget; as many passes for each token as the search takes.
+_NEAREST = 8
 
 
 def judge(
@@ -139,6 +145,79 @@ def doubt_hidden(model: nn.Module, text: Text) -> list[str]:
         if rows
         else []
     )
+
+
+def doubt_unheld(played: PlayedText) -> list[str]:
+    """Tokens whose rows of the embedding have a gradient, and that stand in no sequence.
+
+    A sequence that the model has memorized sends so little that the whole gradient is explained
+    without it. Its tokens' own rows are zero in the replay, and not in what was sent.
+    """
+    if not played.unheld:
+        return []
+    return [
+        f"Token {name_some(played.unheld)} of the embedding has a gradient and stands in no "
+        "sequence that was found."
+    ]
+
+
+def doubt_displaced(model: nn.Module, played: PlayedText, text: Text) -> list[str]:
+    """Masked positions that may stand in another sequence than the one they were put into.
+
+    A position that the model is all but sure of sends little, and reads nearly the same whatever
+    surrounds it. Beside another masked position, which shows the tokens around both, nothing shows
+    that this one has the same tokens around it.
+    """
+    if task_of(model) is not TextTask.MASKED:
+        return []
+    rows, start = [], 0
+    for row, labels in enumerate(text.labels):
+        kept = torch.tensor(labels) >= 0
+        ours = slice(start, start + int(kept.sum()))
+        start = ours.stop
+        faint = _SMALL * played.positions[ours] <= played.head_level
+        if int(kept.sum()) > 1 and bool(faint.any()):
+            features, sent = played.features[ours][faint], played.positions[ours][faint]
+            places = kept.nonzero()[:, 0][faint.cpu()]
+            level, tokens = played.head_level, text.tokens[row]
+            if not _surroundings_show(model, level, tokens, places, features, sent):
+                rows.append(row)
+    if not rows:
+        return []
+    return [
+        f"A masked token of sequence {name_some(rows)} sends so little that it may stand in "
+        "another one."
+    ]
+
+
+def _surroundings_show(
+    model: nn.Module,
+    level: float,
+    tokens: list[int],
+    places: Tensor,
+    features: Tensor,
+    sent: Tensor,
+) -> bool:
+    """Whether another token anywhere around would change what the head reads at each of `places`
+    (m,), which are (m, H) `features` now and are `sent` (m,), by more than `level`."""
+    table = embedding(model).weight.detach()
+    V = len(table)
+    sequence = torch.tensor(tokens, device=table.device)
+    for place in range(len(tokens)):
+        if out_of_time("whether other surroundings would show"):
+            return False
+        own = table[sequence[place] % V]
+        apart = (table - own).norm(dim=1)
+        apart[sequence[place] % V] = torch.inf
+        nearest = apart.argsort()[: min(_NEAREST, V - 1)]
+        changed = sequence.repeat(len(nearest), 1)
+        changed[:, place] = nearest + sequence[place] // V * V
+        read = head_reads(model, changed)[:, places.to(changed.device)].double()
+        moved = (read - features).norm(dim=2) / features.norm(dim=1).clamp_min(1e-300)
+        moved[:, places.to(moved.device) == place] = torch.inf  # its own token is another matter
+        if not bool((sent * moved > level).all()):
+            return False
+    return True
 
 
 def _doubt_copies(factor: float) -> list[str]:

@@ -35,7 +35,14 @@ from unsum.separate.exact.solver import nothing_found
 from unsum.separate.method import SEPARATORS
 from unsum.separate.text.admitted import Admitted
 from unsum.separate.text.blurred import ENOUGH, blur_of, read_blurred
-from unsum.separate.text.judge import doubt_hidden, doubt_repeated, judge, tokens_told
+from unsum.separate.text.judge import (
+    doubt_displaced,
+    doubt_hidden,
+    doubt_repeated,
+    doubt_unheld,
+    judge,
+    tokens_told,
+)
 from unsum.separate.text.labels import LabelsFound, class_labels, masked_labels, next_labels
 from unsum.separate.text.network import Layer, joined, linear_layers, read_whole
 from unsum.separate.text.recovered import Text, labeled
@@ -234,6 +241,8 @@ def _leak(
         )
         besides = [note for note in notes if code_of(note) is Code.DOUBTED_TEXT]
         besides += doubt_repeated(model, recovered) + doubt_hidden(model, recovered)
+        if played.replay.explains:
+            besides += doubt_unheld(played) + doubt_displaced(model, played, recovered)
         notes = without(notes, Code.DOUBTED_TEXT)
         claim = judge(played, L, told, recovered.open, knowledge, update, searched, besides)
         notes.append(

@@ -35,7 +35,8 @@ class PlayedText:
     `scale` is the gradient's, compared with the mean over the M positions found. `features` (M, H)
     are float64, and `errors` (M,) what a forward pass of the client's may be off by. `positions`
     (M,) is what each sends to the head, where `head_level` is seen; `traces` (n, L) what each token
-    sends to its row of the embedding, where `row_levels` (V,) are seen.
+    sends to its row of the embedding, where `row_levels` (V,) are seen. `unheld` are tokens that no
+    sequence holds, though their rows have more of a gradient than rounding explains.
     """
 
     replay: Replay
@@ -48,6 +49,7 @@ class PlayedText:
     head_level: float
     traces: Tensor
     row_levels: Tensor | None  # None where the embedding's gradient was not sent
+    unheld: tuple[int, ...] = ()
 
 
 def play(
@@ -87,7 +89,16 @@ def play(
         head_level=float(replay.level[names.index(name_of(model, find_head(model)[1].weight))]),
         traces=abs(scale) * watch.traces,
         row_levels=None if rows is None else VISIBLE * torch.maximum(*rows),
+        unheld=() if rows is None else _unheld(text, *rows),
     )  # fmt: skip
+
+
+def _unheld(text: Text, left: Tensor, rounding: Tensor) -> tuple[int, ...]:
+    """Tokens of rows (V,) in which more is `left` than `rounding` explains, and that no sequence
+    holds."""
+    held = torch.zeros(len(left), dtype=torch.bool, device=left.device)
+    held[torch.tensor([token for row in text.tokens for token in row]) % len(left)] = True
+    return tuple((~held & (left > VISIBLE * rounding)).nonzero()[:, 0].tolist())
 
 
 def _gradient(

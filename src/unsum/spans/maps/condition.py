@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unsum.engine.descend import NonlinearProblem, Normal
+from unsum.engine.descend import ROUNDING, NonlinearProblem, Normal
 from unsum.head import orthonormal_rows
 from unsum.network.activations import Activation
-from unsum.spans.roots import ROUNDING
 
 _DEAD = 1e-12  # size of a map of which nothing passes the activation: no sample
 

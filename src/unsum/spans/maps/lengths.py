@@ -16,21 +16,29 @@ and 2 x. Three cases:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unsum.engine.budget import Budget
+from unsum.engine.descend import ROUNDING, NonlinearProblem, Normal, descend
 from unsum.head import Head, orthonormal_rows
 from unsum.spans.maps.scale import least
 from unsum.spans.maps.tail import Tail
 
-_STEP = 1e-4  # of a length: differences of features, in float64
-_SEEN = 1e-4  # relative change of the features below which they do not depend on a length
-_STEPS = 40  # of Gauss–Newton, or bisections
-# lengths that are tried where features grow with them: from 1 / range to range
-_GRID, _RANGE = 401, 1e4
+# [of a length] change for differences of features. Chosen by: small, in float64.
+_STEP = 1e-4
+# [relative] change of features below which they do not depend on a length.
+# Chosen by: arbitrary margin.
+_SEEN = 1e-4
+# From one length for all, a few steps lead to rounding. Chosen by: arbitrary budget.
+_DESCENT = Budget(steps=40)
+# [lengths] on a grid from 1 / range to range, where features grow with them, and [sections] of the
+# best cell. Chosen by: arbitrary budget.
+_GRID, _RANGE, _SECTIONS = 401, 1e4, 40
 
 
 class MapLengths(NamedTuple):
@@ -49,26 +57,19 @@ def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> MapLengths:
     def features(factors: Tensor) -> Tensor:
         return tail.forward(maps * factors[:, None, None, None])[0]
 
-    def slopes(factors: Tensor) -> tuple[Tensor, Tensor]:
-        """(features, their derivatives by the logarithms of lengths)."""
-        here, there = features(factors), features(factors * (1 + _STEP))
-        return here, (there - here) / _STEP
-
     ones = (
         maps.new_ones(len(maps))
         / maps.flatten(1).norm(dim=1)
         * maps.flatten(1).norm(dim=1).median()
     )
-    here, change = slopes(ones)
+    here, change = _slopes(features, ones)
     turn = change - here * ((change * here).sum(1) / here.square().sum(1))[:, None]
     size = here.norm(dim=1)
     if bool((turn.norm(dim=1) > _SEEN * size).any()):
-
-        def outside(factor: float) -> float:
-            rows = orthonormal_rows(features(factor * ones))
-            return float((whole - (whole @ rows.T) @ rows).norm())
-
-        return MapLengths(_by_span(slopes, whole, ones * least(outside, 1.0)), told=True)
+        problem = _InSpan(features, whole)
+        common = least(lambda factor: float(problem.costs((factor * ones).log()[None])), 1.0)
+        ends = descend(problem, (common * ones).log()[None], _DESCENT)
+        return MapLengths(ends.s[0].exp(), told=True)
     grows = bool((change.norm(dim=1) > _SEEN * size).any())
     if grows and len(whole) > 2:
         found = _by_softmax(head, here, tail.forward(maps * ones[:, None, None, None])[1])
@@ -76,33 +77,41 @@ def settle_lengths(tail: Tail, head: Head, maps: Tensor) -> MapLengths:
     return MapLengths(ones, told=not grows)
 
 
-def _by_span(
-    slopes: Callable[[Tensor], tuple[Tensor, Tensor]], whole: Tensor, factors: Tensor
-) -> Tensor:
-    """MapLengths for which rows of ∇W (C, H) are mixtures of features: variable projection (Golub
-    and Pereyra, 1973), by Gauss–Newton with Kaufman's Jacobian and Levenberg's damping."""
+@dataclass(frozen=True)
+class _InSpan(NonlinearProblem):
+    """Logarithms s (1, B) of lengths for which the rows of ∇W (C, H) are mixtures of features.
 
-    def left(F_: Tensor) -> Tensor:
-        rows = orthonormal_rows(F_)
-        return whole - (whole @ rows.T) @ rows
+    Variable projection (Golub and Pereyra, 1973) with Kaufman's Jacobian.
+    """
 
-    damping = 1e-3
-    here, change = slopes(factors)
-    rest = left(here)
-    for _ in range(_STEPS):
+    features: Callable[[Tensor], Tensor]
+    whole: Tensor
+
+    def linearize(self, s: Tensor) -> Normal:
+        here, change = _slopes(self.features, s[0].exp())
         rows = orthonormal_rows(here)
-        G = torch.linalg.lstsq(here.T, whole.T).solution  # (B, C)
+        rest = self._outside(rows)
+        G = torch.linalg.lstsq(here.T, self.whole.T).solution  # (B, C)
         moved = change - (change @ rows.T) @ rows
+        gradient = -((G @ rest) * moved).sum(1)
         N = (G @ G.T) * (moved @ moved.T)
-        N.diagonal().mul_(1 + damping).add_(1e-12 * float(N.diagonal().max()) + 1e-300)
-        step = torch.linalg.solve(N, ((G @ rest) * moved).sum(1)).clamp(-1, 1)
-        tried = slopes(factors * step.exp())
-        new = left(tried[0])
-        if float(new.norm()) < float(rest.norm()):
-            factors, (here, change), rest, damping = factors * step.exp(), tried, new, damping / 4
-        else:
-            damping = min(damping * 6, 1e9)
-    return factors
+        return Normal(rest.square().sum()[None], gradient[None], N[None], self.costs, ROUNDING)
+
+    def moved(self, s: Tensor, step: Tensor) -> Tensor:
+        return s + step.clamp(-1, 1)
+
+    def costs(self, s: Tensor) -> Tensor:
+        rows = orthonormal_rows(self.features(s[0].exp()))
+        return self._outside(rows).square().sum()[None]
+
+    def _outside(self, rows: Tensor) -> Tensor:
+        return self.whole - (self.whole @ rows.T) @ rows
+
+
+def _slopes(features: Callable[[Tensor], Tensor], factors: Tensor) -> tuple[Tensor, Tensor]:
+    """(features, their derivatives by the logarithms of lengths)."""
+    here, there = features(factors), features(factors * (1 + _STEP))
+    return here, (there - here) / _STEP
 
 
 def _by_softmax(head: Head, features: Tensor, logits: Tensor) -> Tensor:
@@ -124,7 +133,7 @@ def _by_softmax(head: Head, features: Tensor, logits: Tensor) -> Tensor:
     best = grid[misfit(grid[:, None].expand(_GRID, B)).argmin(0)]
     width = 2 / (_GRID - 1)
     low, high = best - width, best + width
-    for _ in range(_STEPS):  # thirds: the function has one minimum there
+    for _ in range(_SECTIONS):  # thirds: the function has one minimum there
         left, right = low + (high - low) / 3, high - (high - low) / 3
         nearer = misfit(left[None])[0] < misfit(right[None])[0]
         low, high = torch.where(nearer, low, left), torch.where(nearer, right, high)

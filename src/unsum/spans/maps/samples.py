@@ -133,7 +133,7 @@ def _with_factor(condition: MapCondition, found: FoundMaps, factor: float) -> Fo
     """The samples once more."""
     again = settled(_at_factor(condition, factor), found.points, found.points)
     return replace(
-        again, hits=found.hits[torch.cdist(again.points, found.points).argmin(1)], sign=found.sign
+        again, hits=found.hits[again.nearest(found)], sign=found.sign
     )  # two may be one now
 
 

@@ -9,12 +9,12 @@ from unsum.engine.descend import Descent
 from unsum.engine.found import FoundPoints
 
 # [of its size] distance within which two ends are one. Chosen by: arbitrary margin.
-_SAME = 2e-2
+SAME = 2e-2
 
 
 def apart(ends: Descent) -> FoundPoints:
     """Ends that differ, the best of each, and how many starts came to it."""
-    return FoundPoints.of(ends.s, torch.zeros_like(ends.cost), ends.misfit).distinct(_SAME)
+    return FoundPoints.of(ends.s, torch.zeros_like(ends.cost), ends.misfit).distinct(SAME)
 
 
 def beside(found: Tensor, number: int, generator: torch.Generator) -> Tensor:

@@ -3,6 +3,7 @@ find them too."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +13,11 @@ from torch.nn import functional as F
 from unsum.engine.budget import Budget
 from unsum.engine.descend import Descent, descend
 from unsum.engine.found import FoundPoints
+from unsum.engine.hunt import Hunt
 from unsum.running.deadline import out_of_time
 from unsum.running.progress import Progress
 from unsum.spans.maps.condition import Affine, Among, MapCondition
-from unsum.spans.maps.search import apart, beside
+from unsum.spans.maps.search import SAME, apart, beside
 from unsum.spans.maps.zeros import BegunMaps, begin, has_zeros, sparsest, starts
 
 # With known statistics roots are reached within twenty steps. Chosen by: arbitrary budget.
@@ -29,8 +31,11 @@ _STARTS, _FEWEST = 4, 32
 # [equations] of a search, for each sample and at least; the last steps use all.
 # Chosen by: arbitrary budget.
 _EQUATIONS, _FEWEST_EQUATIONS = 64, 2048
-# [rounds] of further starts, or of statistics. Chosen by: arbitrary budget.
+# [rounds] of statistics. Chosen by: arbitrary budget.
 _ROUNDS = 12
+# Roots are reached by most starts, so that a round without a new sample says little.
+# Chosen by: arbitrary budget.
+_HUNT = Budget(rounds=13, barren=13, idle=math.inf, same=SAME)
 # [rounds] with the statistics of all starts, before any sample stands out; and at most in the end.
 # Chosen by: arbitrary budget.
 _FIRST_ROUNDS, _LAST = 5, 60
@@ -66,24 +71,41 @@ def solve_known(condition: MapCondition, samples: int, seed: int, progress: Prog
     equations."""
     generator = torch.Generator().manual_seed(seed)
     few = narrowed(condition, samples, generator)
-    ends = descend(few, _starts(few, max(_FEWEST, _STARTS * samples), generator), _START)
-    for _ in range(_ROUNDS):
-        ends = _sized(few, ends[_roots(ends)])
-        seen = apart(ends)
-        progress.part(min(len(seen), samples), samples)
-        complete = len(seen) >= samples and seen.twice == len(seen)
-        if complete or out_of_time("further starts of the maps"):
-            break
-        if len(seen):
-            fresh = beside(_sure(seen, samples).points, max(_FEWEST, 2 * samples) // 2, generator)
-        else:
-            fresh = _starts(few, max(_FEWEST, _STARTS * samples), generator)
-        ends = Descent.joined([ends, descend(few, fresh, _START)])
+    hunt = _MapHunt(samples, _HUNT, "further starts of the maps", progress, few, generator)
+    found = hunt.run(FoundPoints.none(condition.c.new_zeros(0, condition.unknowns)))
     plain = condition.norm is None and not condition.homogeneous and has_zeros(condition, samples)
-    if plain and len(apart(ends)) < samples:  # zeros lead to samples that no start came to
-        led = starts(condition, samples, generator)
-        ends = Descent.joined([ends, descend(few, led, _START)])
-    return _confirmed(_finished(condition, _sized(few, ends[_roots(ends)]), samples), generator)
+    if plain and len(found) < samples:  # zeros lead to samples that no start came to
+        found = hunt.joined(found, hunt.ends(starts(condition, samples, generator)))
+    return _confirmed(_finished(condition, found, samples), generator)
+
+
+@dataclass
+class _MapHunt(Hunt[FoundPoints]):
+    """Random mixtures at first, then starts beside the samples that were found."""
+
+    few: MapCondition
+    generator: torch.Generator
+
+    def round(self, found: FoundPoints, barren: int) -> FoundPoints:  # noqa: ARG002
+        if not len(found):
+            number = max(_FEWEST, _STARTS * self.wanted)
+            return self.ends(_starts(self.few, number, self.generator))
+        number = max(_FEWEST, 2 * self.wanted) // 2
+        return self.ends(beside(_sure(found, self.wanted).points, number, self.generator))
+
+    def ends(self, s: Tensor) -> FoundPoints:
+        """Where starts end. Where no length is told all have one: else one sample would be found as
+        many."""
+        ends = descend(self.few, s, _START)
+        s = F.normalize(ends.s) if self.few.homogeneous else ends.s
+        return FoundPoints.of(s, torch.zeros_like(ends.cost), ends.misfit)
+
+    def joined(self, found: FoundPoints, new: FoundPoints) -> FoundPoints:
+        """Both, as far as they are roots beside the best of them."""
+        both = found.stacked(new)
+        best = float(both.misfits.min()) if len(both) else 0.0
+        limit = min(_NEVER, max(_ROOT, _BEST * best))
+        return both[both.misfits < limit].distinct(self.budget.same)
 
 
 def _sure(seen: FoundPoints, samples: int) -> FoundPoints:
@@ -99,16 +121,9 @@ def _confirmed(found: FoundMaps, generator: torch.Generator) -> FoundMaps:
         return found
     assert isinstance(condition.space, Among)
     other = sparsest(condition.space.rows, len(found), generator)
-    near = (
-        torch.cdist(F.normalize(condition.read(found.points).flatten(1)), F.normalize(other.y))
-        < _ALIKE
-    )
-    return replace(found, hits=found.hits + (near * other.hits).sum(1))
-
-
-def _sized(condition: MapCondition, ends: Descent) -> Descent:
-    """Of one length, where no length is told: else one sample would be found as many."""
-    return replace(ends, s=F.normalize(ends.s)) if condition.homogeneous else ends
+    zeros = replace(FoundPoints.unranked(F.normalize(other.y)), hits=other.hits)
+    read = FoundPoints.unranked(F.normalize(condition.read(found.points).flatten(1)))
+    return replace(found, hits=found.hits + read.confirmed_by(zeros, _ALIKE).hits - read.hits)
 
 
 def solve_rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
@@ -138,7 +153,8 @@ def _from_begun(
         begun, hits = begun._replace(s=found.points), found.hits
     progress.part(samples, samples)
     found = settled(condition, begun.s, begun.s)
-    return replace(found, sign=begun.sign, hits=hits[torch.cdist(found.points, begun.s).argmin(1)])
+    nearest = found.nearest(FoundPoints.unranked(begun.s))
+    return replace(found, sign=begun.sign, hits=hits[nearest])
 
 
 def _rounds(condition: MapCondition, samples: int, seed: int, progress: Progress) -> FoundMaps:
@@ -187,9 +203,9 @@ def _first_rounds(condition: MapCondition, samples: int, seed: int) -> tuple[Des
 def settled(condition: MapCondition, ends: Tensor, chosen: Tensor) -> FoundMaps:
     """The last rounds, with all equations, from the samples that were chosen."""
     last, condition = last_rounds(condition, chosen, _LAST)
-    found = _finished(condition, last, len(last))
-    near = torch.cdist(found.points, ends) < _NEAR * ends.norm(dim=1).clamp_min(1e-12)
-    return replace(found, hits=near.sum(1))
+    found = _finished(condition, apart(last), len(last))
+    starts = FoundPoints.unranked(ends)
+    return replace(found, hits=0 * found.hits).confirmed_by(starts, _NEAR, most=_NEAR)
 
 
 def last_rounds(condition: MapCondition, s: Tensor, rounds: int) -> tuple[Descent, MapCondition]:
@@ -228,9 +244,8 @@ def _moved(before: Tensor, after: Tensor) -> float:
     return float((torch.cdist(after, before).amin(1) / after.norm(dim=1).clamp_min(1e-12)).max())
 
 
-def _finished(condition: MapCondition, ends: Descent, samples: int) -> FoundMaps:
+def _finished(condition: MapCondition, seen: FoundPoints, samples: int) -> FoundMaps:
     """Each sample once, after steps with all equations, with its predicted error."""
-    seen = apart(ends)
     best = descend(condition, seen.points, _END)
     if len(seen) > samples:
         chosen = best.cost.argsort()[:samples]
@@ -273,11 +288,6 @@ def narrowed(condition: MapCondition, samples: int, generator: torch.Generator) 
     return replace(
         condition, K=condition.K[:, :, some], c=condition.c[:, some], everywhere=condition
     )
-
-
-def _roots(ends: Descent) -> Tensor:
-    limit = min(_NEVER, max(_ROOT, _BEST * float(ends.misfit.min()))) if len(ends) else 0.0
-    return (ends.misfit < limit).nonzero()[:, 0]
 
 
 def _starts(condition: MapCondition, number: int, generator: torch.Generator) -> Tensor:

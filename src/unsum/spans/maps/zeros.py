@@ -12,12 +12,18 @@ of a linear problem; differences of places do without v.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unsum.engine.budget import Budget
+from unsum.engine.found import FoundPoints
+from unsum.engine.hunt import Hunt
+from unsum.running.progress import SILENT
 from unsum.spans.maps.condition import Affine, Among, MapCondition
 
 _SHRINK, _FINEST = (
@@ -86,7 +92,7 @@ def starts(condition: MapCondition, samples: int, generator: torch.Generator) ->
         found.append(
             torch.linalg.lstsq(columns.T, -(constant.flatten() * on)[:, None]).solution[:-1, 0]
         )
-    return torch.stack(found)
+    return torch.stack(found) if found else slopes.new_zeros(0, condition.unknowns)
 
 
 def has_zeros(condition: MapCondition, samples: int) -> bool:
@@ -104,21 +110,32 @@ def sparsest(rows: Tensor, samples: int, generator: torch.Generator) -> SparseMa
         rows.device
     )
     seen = rows[:, some].contiguous()
-    t, hits = rows.new_zeros(0, len(rows)), rows.new_zeros(0, dtype=torch.long)
-    for _ in range(_ROUNDS):
-        drawn = torch.randint(seen.shape[1], (_STARTS * samples,), generator=generator).to(
-            rows.device
-        )
-        start = seen[:, drawn].T
-        known = t if len(t) < samples else t[hits > 1]
+    budget = Budget(rounds=_ROUNDS, barren=_ROUNDS, idle=math.inf, same=_SAME)
+    hunt = _Sparsest(samples, budget, "further zeros of the maps", SILENT, seen, generator)
+    found = hunt.run(FoundPoints.unranked(rows.new_zeros(0, len(rows))))
+    most = found[found.hits.argsort(descending=True)[:samples]]
+    return SparseMaps(_reweighted(rows, most.points, _FINEST) @ rows, most.hits)
+
+
+@dataclass
+class _Sparsest(Hunt[FoundPoints]):
+    """Directions of sparse mixtures of `seen` (B, E), from its columns."""
+
+    seen: Tensor
+    generator: torch.Generator
+
+    def round(self, found: FoundPoints, barren: int) -> FoundPoints:  # noqa: ARG002
+        E, number = self.seen.shape[1], _STARTS * self.wanted
+        drawn = torch.randint(E, (number,), generator=self.generator).to(self.seen.device)
+        start = self.seen[:, drawn].T
+        known = (found if len(found) < self.wanted else found[found.hits > 1]).points
         if len(known):  # what those that were found do not have
             known = torch.linalg.qr(known.T)[0]
             start = start - (start @ known) @ known.T
-        t, hits = _distinct(torch.cat([t, _reweighted(seen, F.normalize(start))]), hits)
-        if len(t) >= samples and bool((hits[:samples] > 1).all()):
-            break
-    most = hits.argsort(descending=True)[:samples]
-    return SparseMaps(_reweighted(rows, t[most], _FINEST) @ rows, hits[most])
+        return FoundPoints.unranked(_reweighted(self.seen, F.normalize(start)))
+
+    def complete(self, found: FoundPoints) -> bool:
+        return len(found) >= self.wanted and bool((found.hits[: self.wanted] > 1).all())
 
 
 def _reweighted(rows: Tensor, t: Tensor, first: float = 1.0) -> Tensor:
@@ -143,20 +160,6 @@ def _reweighted(rows: Tensor, t: Tensor, first: float = 1.0) -> Tensor:
             zero = max(zero * _SHRINK, _FINEST)
         parts.append(part)
     return torch.cat(parts)
-
-
-def _distinct(t: Tensor, hits: Tensor) -> tuple[Tensor, Tensor]:
-    """Each direction once; the first ones have been hit already."""
-    kept, counts = list(range(len(hits))), hits.tolist()
-    near = torch.cdist(t, t).cpu() < _SAME
-    for i in range(len(hits), len(t)):
-        same = near[i, kept].nonzero()[:1, 0].tolist() if kept else []
-        if same:
-            counts[same[0]] += 1
-        else:
-            kept.append(i)
-            counts.append(1)
-    return t[kept], torch.tensor(counts, device=t.device)
 
 
 def _linear(condition: MapCondition, found: SparseMaps) -> BegunMaps | None:

@@ -7,17 +7,17 @@ are found while N T is well below the width.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from unsum.engine.budget import Budget
 from unsum.engine.found import FoundPoints
+from unsum.engine.hunt import Hunt
 from unsum.errors import UnsumError
 from unsum.network.activations import IDENTITY, Activation
 from unsum.network.chain import Step
-from unsum.running.deadline import out_of_time
 from unsum.running.progress import Progress
 from unsum.spans.basis import LayerSpan
 from unsum.spans.roots import ENDS, Condition, descend, starts
@@ -31,15 +31,16 @@ _FEWEST = 32  # starts of a round
 # for each token that is missing, and in all: a GPU has room for more
 _CROWD = {"cpu": (2, 128), "cuda": (8, 2048)}
 MOST = 0.9  # of the channels: what tokens may take for their span to leave equations
-_SAME = 1e-3  # relative distance within which two roots are one, with what they are known to
 _NEIGHBORS = 0.05  # relative distance within which two roots may be one that is known badly
 _AS_WELL = 3.0  # times the misfit of two roots that their mean may have to be one as well
 _BEST = 16  # ends of such a round that are followed
 _WORTH = 0.1  # of the tokens that are left: so many new ones are worth taking out
 # rounds in a row without a new token, after which it is sought in the next of four ways
 _STUCK, _VIEWS = 3, 4
-# seconds without a new token, after which it ends too: a round of a large network takes one minute
-_PATIENCE = 120.0
+# All were followed to roots of the same equations, so that what is near is the same, however badly
+# it is known: patches of one color differ by their positions alone. A round of a large network
+# takes a minute. Chosen by: arbitrary budget.
+_BUDGET = Budget(barren=_STUCK * _VIEWS, idle=120.0, same=1e-3, blur=1.0)
 
 
 def find_tokens(
@@ -55,50 +56,87 @@ def find_tokens(
     here, following = (LayerSpan.of(_step(one, act, update, device)) for one, act in _maps(block))
     _check(here, following, tokens)
     whole = Condition.of(_step(block.first, block.activation, update, device), here, following)
-    W2 = block.second.W.to(device)
     generator = torch.Generator().manual_seed(seed)
-    found, barren, out, first = FoundPoints.none(whole.step.W), 0, 0, 0
-    rest, narrow = whole, _narrowed(whole, generator)
-    last, own = time.monotonic(), torch.ones(0, dtype=torch.bool, device=device)
-    while (
-        int(own.sum()) < tokens and barren < _STUCK * _VIEWS and not out_of_time("further tokens")
-    ):
-        if time.monotonic() > last + _PATIENCE:
-            break
-        view = (first + barren // _STUCK) % _VIEWS
-        if view < 2:
-            condition = rest if view else narrow  # some tokens are no isolated roots at few units
-        else:
-            # and some are fainter than what those left behind that were taken out: with none of
-            # these, or with all
-            condition = (
-                (taken_out(whole, W2, found[own], everyone=True) or rest) if view == 2 else whole
-            )
-        entire = rest is whole or condition is whole
-        crowd, largest = _CROWD.get(device.type, _CROWD["cpu"])
-        number = max(_FEWEST, min(largest, crowd * (tokens - int(own.sum()))))
-        drawn = _starts(
-            condition, found if entire else FoundPoints.none(whole.step.W), number, generator
-        )
+    crowd = _CROWD.get(device.type, _CROWD["cpu"])
+    hunt = _TokenHunt(
+        tokens,
+        _BUDGET,
+        "further tokens",
+        progress,
+        whole,
+        block.second.W.to(device),
+        crowd,
+        generator,
+    )
+    found = hunt.run(FoundPoints.none(whole.step.W))
+    return _at_most(found, hunt.own, tokens)
+
+
+class _TokenHunt(Hunt[FoundPoints]):
+    """Rounds in four ways; what was found is taken out of the first two."""
+
+    def __init__(
+        self,
+        tokens: int,
+        budget: Budget,
+        untried: str,
+        progress: Progress,
+        whole: Condition,
+        W2: Tensor,
+        crowd: tuple[int, int],
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(tokens, budget, untried, progress)
+        self.whole, self.W2, self.crowd, self.generator = whole, W2, crowd, generator
+        self.rest, self.narrow = whole, _narrowed(whole, generator)
+        self.own = torch.ones(0, dtype=torch.bool, device=whole.K.device)  # of those found
+        # the way that rounds begin with, the present one, and how many tokens are taken out
+        self.first, self.view, self.out = 0, 0, 0
+
+    def round(self, found: FoundPoints, barren: int) -> FoundPoints:
+        self.view = (self.first + barren // _STUCK) % _VIEWS
+        condition, whole = self._condition(found), self.whole
+        none, (each, largest) = FoundPoints.none(whole.step.W), self.crowd
+        number = max(_FEWEST, min(largest, each * (self.wanted - self.number(found))))
+        entire = self.rest is whole or condition is whole
+        drawn = _starts(condition, found if entire else none, number, self.generator)
         tried = descend(condition, drawn)
-        if view < 2:
+        if self.view < 2:
             ends = roots_among(condition, tried)[0].distinct().points
         else:  # what was taken out left its errors, so that the best of them may be no roots here
             ends = condition.inputs(tried.s[tried.cost.argsort()[:_BEST]])
-        # All were followed to roots of the same equations, so that what is near is the same,
-        # however badly it is known: patches of one color differ by their positions alone.
-        found = found.joined(_followed(whole, ends), _SAME, blur=1.0)
-        before, own = int(own.sum()), _distinct(whole, found)
-        if int(own.sum()) <= before:
-            barren += 1
-        else:
-            barren, last, first = 0, time.monotonic(), view
-        progress.part(int(own.sum()), tokens)
-        known = found[own]
-        if len(known) - out > _WORTH * (tokens - out) and len(known) < tokens:
-            rest, out, first = taken_out(whole, W2, known, everyone=False) or rest, len(known), 0
-            narrow = _narrowed(rest, generator)
-    return _at_most(found, own, tokens)
+        return _followed(whole, ends)
+
+    def _condition(self, found: FoundPoints) -> Condition:
+        if self.view < 2:  # some tokens are no isolated roots at few units
+            return self.rest if self.view else self.narrow
+        # Some are fainter than what those left behind that were taken out: with none of these, or
+        # with all.
+        if self.view > 2:
+            return self.whole
+        return taken_out(self.whole, self.W2, found[self.own], everyone=True) or self.rest
+
+    def joined(self, found: FoundPoints, new: FoundPoints) -> FoundPoints:
+        both = super().joined(found, new)
+        self.own = _distinct(self.whole, both)
+        return both
+
+    def number(self, found: FoundPoints) -> int:  # noqa: ARG002
+        return int(self.own.sum())
+
+    def gains(self, found: FoundPoints) -> int:
+        return self.number(found)
+
+    def complete(self, found: FoundPoints) -> bool:
+        return self.number(found) >= self.wanted
+
+    def deflate(self, found: FoundPoints, *, gained: bool) -> None:
+        self.first = self.view if gained else self.first
+        known = found[self.own]
+        if len(known) - self.out > _WORTH * (self.wanted - self.out):
+            rest = taken_out(self.whole, self.W2, known, everyone=False)
+            self.rest, self.out, self.first = rest or self.rest, len(known), 0
+            self.narrow = _narrowed(self.rest, self.generator)
 
 
 def _followed(whole: Condition, X: Tensor) -> FoundPoints:

@@ -53,10 +53,8 @@ import torch
 # PyTorch imports it in the midst of a try, where the try's deadline would leave half of it behind
 import torch._dynamo
 
+from unsum.engine import budget as engine_budget
 from unsum.separate.exact import proposals as exact_proposals
-from unsum.spans import search as spans_search
-from unsum.spans import settle as spans_settle
-from unsum.spans import steps as spans_steps
 from unsum_bench.scripts.fool.common import Genome, Try
 
 PATHS = (
@@ -324,7 +322,7 @@ class Patience:
         seconds = (
             min(self.longest, max(_LEAST, _TIMES * usual)) if self.tries % _WHOLE else self.longest
         )
-        for module in (exact_proposals, spans_search, spans_settle, spans_steps):
+        for module in (exact_proposals, engine_budget):
             module.PATIENCE = _PATIENCE * min(seconds, DEADLINE)
         return seconds
 
