@@ -19,12 +19,12 @@ from unsum.ceiling.cells import Cells
 from unsum.ceiling.client import Played, World
 from unsum.ceiling.coin import normal_cdf
 from unsum.ceiling.components import Components, Entries
-from unsum.ceiling.photos import coefficients, component
 from unsum.ceiling.secret import Presence
 from unsum.ceiling.tokens import Tokens
 from unsum.data.table_schema import TableColumn, TableSchema
 from unsum.defend.added import AddedNoise
 from unsum.models.language import IGNORED, TextTask
+from unsum.photos import coefficients, component
 
 
 def generator(seed: int = 0) -> torch.Generator:

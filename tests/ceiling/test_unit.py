@@ -14,9 +14,9 @@ from unsum.ceiling import Effort, Simulation, prove
 from unsum.ceiling.bound import Distances
 from unsum.ceiling.client import SimulatedClient
 from unsum.ceiling.components import Components, moved
-from unsum.ceiling.photos import coefficients, component
 from unsum.defend import Noise
 from unsum.defend.added import AddedNoise
+from unsum.photos import coefficients, component
 from unsum.score.reference import distance, guess, public_picture
 
 SIDE, DRAWS = 4, 3000

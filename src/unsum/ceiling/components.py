@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from unsum.ceiling.client import World
-from unsum.ceiling.photos import coefficients, component, frequencies, pictures_of
 from unsum.ceiling.secret import STRATA, TwoWorlds, View, drawn, with_row
+from unsum.photos import coefficients, component, frequencies, pictures_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,6 @@ from unsum.ceiling.alternatives import (
 from unsum.ceiling.cells import Cells
 from unsum.ceiling.client import Client, OwnLoss, SimulatedClient, TextClient, World
 from unsum.ceiling.components import Components, Entries
-from unsum.ceiling.photos import photo_spread
 from unsum.ceiling.result import Unit
 from unsum.ceiling.secret import Label, Secret
 from unsum.ceiling.tokens import Tokens
@@ -27,6 +26,7 @@ from unsum.data.table_schema import TableSchema
 from unsum.errors import UnsumError
 from unsum.local_training import LocalTraining
 from unsum.losses import Loss
+from unsum.photos import photo_spread
 from unsum.score.reference import diverse_samples, guess, public_picture
 
 _SMALLEST = 4  # pixels: smaller pictures have no spectrum to speak of

@@ -14,6 +14,9 @@ over the inputs' features fᵢ, each guessed from the others. They tell as well 
 features are larger than another's: `spread`, the standard deviation of ⟨fᵢ, gᵢ⟩/‖gᵢ‖² from 1, where
 gᵢ is the guess at fᵢ. Where nobody grants public inputs, or the model takes others, made-up ones
 take their place.
+
+How features scatter about that mean is told by views and made-up pictures in equal parts
+(`scatter`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from unsum.errors import UnsumError
 from unsum.head import Head
 from unsum.labels.feature_sign import feature_sign
 from unsum.labels.probe import Probe
+from unsum.labels.scatter import Scatter
 from unsum.running.sharing import once, version
 
 VIEWS = 16  # [1] of every public input. Chosen by: one-off measurement on the default batch
@@ -52,10 +56,12 @@ class FeaturePrior:
     public: int  # inputs that were granted; 0 where random ones took their place
     non_negative: bool
     spread: float = _UNKNOWN_SPREAD  # of the size of one input's features, relative
+    scatter: Scatter | None = None  # about the mean; None where it would cost too much
 
     def scaled(self, size: float) -> FeaturePrior:
         """The same of features that are `size` times as large."""
-        return replace(self, views=size * self.views, mean=size * self.mean)
+        scatter = None if self.scatter is None else self.scatter.scaled(size)
+        return replace(self, views=size * self.views, mean=size * self.mean, scatter=scatter)
 
     @property
     def energy(self) -> float:
@@ -102,17 +108,22 @@ def _feature_prior(
             cut = range(rounds - 1 if chosen.ndim == 4 else 0)
             batches = [*made, chosen, *(_viewed(chosen, generator) for _ in cut)]
         seen = [probe.send(batch)[0].to(head.W.device).double() for batch in batches]
+        places = probe.places(batches[-1])
     except (UnsumError, RuntimeError, ValueError, IndexError):
         # inputs of another kind than this model takes
         return None if public is None else _feature_prior(head, model, None, seed)
     if any(part.shape[1] != head.W.shape[1] or not bool(part.isfinite().all()) for part in seen):
         return None
-    beside = [] if public is None or not made else [seen.pop(0).mean(0)]
+    pictured = [] if public is None or not made else [seen.pop(0)]
+    beside = [one.mean(0) for one in pictured]
     views = torch.stack(seen)
     non_negative = bool((views >= 0).all()) if known is None else known
     mean, spread = _expected(views, beside, even=non_negative)
     granted = 0 if public is None else len(chosen)
-    return FeaturePrior(views.flatten(0, 1), mean, granted, non_negative, spread)
+    different = views.shape[1] + sum(len(one) for one in pictured)
+    views = views.flatten(0, 1)
+    scatter = Scatter.of([views, *pictured], mean, places, different)
+    return FeaturePrior(views, mean, granted, non_negative, spread, scatter)
 
 
 def _expected(views: Tensor, beside: list[Tensor], *, even: bool) -> tuple[Tensor, float]:

@@ -10,6 +10,7 @@ of its buffers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +94,24 @@ class Probe:
                     side = round((module.in_features / channels) ** 0.5)
                     yield (channels, side, side)
                 return
+
+    def places(self, inputs: Tensor) -> tuple[int, ...]:
+        """(c, h, w) of the map that is flattened for the head, or (H,) where there is none."""
+        maps: list[Tensor] = []
+
+        def note(_module: nn.Module, _inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.ndim == 4:
+                maps.append(output)
+
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                hooks.enter_context(module.register_forward_hook(note))
+            features = self.send(inputs)[0]
+        for made in reversed(maps):
+            flat = made.flatten(1)
+            if flat.shape == features.shape and torch.equal(flat, features):
+                return tuple(made.shape[1:])
+        return (features.shape[1],)
 
     def send(
         self, inputs: Tensor, weights: Mapping[str, Tensor] | None = None

@@ -39,7 +39,19 @@ optimization returns a `Matched` of its own. `problem` holds the model, the rece
 what is known of the batch; the truth is nowhere in it.
 """
 
-from unsum.match import dlg, ggl, gias, gradinversion, hcgla, idlg, ig, lti, rog, soft  # noqa: F401 (registers them)
+from unsum.match import (  # noqa: F401 (registers them)
+    dlg,
+    ggl,
+    gias,
+    gradinversion,
+    hcgla,
+    idlg,
+    ig,
+    lti,
+    posterior,
+    rog,
+    soft,
+)
 from unsum.match.engine import Matched, solve
 from unsum.match.method import MATCHERS, MatcherNeeds, matcher
 from unsum.match.problem import Plan, Problem

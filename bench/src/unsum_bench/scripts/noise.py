@@ -1,10 +1,11 @@
 """Labels and features under noise, found by `adaptive`, beside the ideal test between two labels.
 
-    python -m unsum_bench.scripts.noise --json noise.json  # ten draws: an hour on one core
+    python -m unsum_bench.scripts.noise --json noise.json  # half an hour on one core
     # with further public photos
     python -m unsum_bench.scripts.noise --photos FILE.npz --json more.json
     python -m unsum_bench.scripts.noise --table noise.json  # the table of docs/results/noise.md
     python -m unsum_bench.scripts.noise text  # what noise leaves of a text: see `noisy_text`
+    python -m unsum_bench.scripts.noise pictures  # and of pictures: see `noisy_pictures`
 
 The noise is Gaussian on every entry of the head's gradient, which holds what `adaptive` reads.
 Photos are the embedded ones: the client's are the default batch, and the attacker knows others
@@ -33,7 +34,7 @@ from unsum.head import collect_features, find_head
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.running.sharing import sharing_models
 from unsum.score.reference import public_inputs
-from unsum_bench.scripts import noisy_text
+from unsum_bench.scripts import noisy_pictures, noisy_text
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 COLUMNS = {
@@ -134,13 +135,14 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["text"]:
-        noisy_text.main(sys.argv[2:])
+    others = {"text": noisy_text.main, "pictures": noisy_pictures.main}
+    if sys.argv[1:2] and sys.argv[1] in others:
+        others[sys.argv[1]](sys.argv[2:])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--draws", type=int, default=40)
     parser.add_argument("--feature-draws", type=int, default=10)
     parser.add_argument("--photos")
     parser.add_argument("--levels", type=float, nargs="+", default=LEVELS)

@@ -10,16 +10,22 @@ Features of public inputs count as a few estimates without an error (a Dirichlet
 mixture's weights). Where noise is small, the update's own estimates outnumber them. Where noise is
 large, estimates hold next to nothing about the mixture, which stays that of public inputs: the
 posterior mean degrades to their mean and never to a fit of the noise.
+
+A mixture takes every feature for itself. Where public inputs show that features are correlated
+(`Scatter`), the linear posterior under that covariance, of a size that suits the estimates, stands
+against it: the one under which the estimates are likelier counts.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unsum.labels.feature_prior import FeaturePrior
+from unsum.labels.scatter import Scatter
 
 _REACH = 60.0  # standard deviations beyond which an estimate is as good as it gets
 _PER_DEVIATION = 2.0  # point masses
@@ -47,6 +53,12 @@ _SHARED = 0.02
 _QUANTILES = 48
 # [public features] enough to show how all are distributed. Chosen by: arbitrary budget
 _SEEN = 1 << 13
+# [1] variance of the client's features over public ones; steps of √2. Chosen by: arbitrary, squares
+# of `_SMALLEST` to `_LARGEST`
+_USUAL_SIZE = (
+    1.0  # [nats] deviation of that variance. Chosen by: `_USUAL` of templates, squared sizes
+)
+_SIZES = tuple(2.0 ** (k / 2) for k in range(-12, 13))
 # [1] size of the client's features over public ones, beyond which it is no size
 _SMALLEST, _LARGEST = 1 / 8, 8.0
 
@@ -84,12 +96,13 @@ def denoise(
     kinds = _kinds(estimates, deviations, expected)
     mean, variance = torch.empty_like(estimates), torch.empty_like(estimates)
     for i, deviation in enumerate(deviations.tolist()):
+        evidence: float | None = 0.0
         for kind in range(int(kinds[i].max()) + 1):
             members = kinds[i] == kind
             if bool(members.any()):
                 known = views[:, members]
                 usual = None if expected is None else expected.mean[0, members]
-                mean[i, members], variance[i, members] = _learn(
+                learned = _learn(
                     estimates[i, members],
                     deviation,
                     known,
@@ -97,7 +110,43 @@ def denoise(
                     signed=signed,
                     columns=estimates.shape[1],
                 )
+                mean[i, members], variance[i, members] = learned.posterior
+                evidence = _both(evidence, learned.evidence)
+        if prior is not None and prior.scatter is not None and evidence is not None:
+            linear = _correlated(estimates[i] - prior.mean, deviation, prior.scatter)
+            if linear.evidence is not None and linear.evidence > evidence:
+                found = prior.mean + linear.posterior[0]
+                mean[i] = found if signed else found.clamp_min(0)
+                variance[i] = linear.posterior[1]
     return Posterior(mean, variance)
+
+
+def _correlated(x: Tensor, deviation: float, scatter: Scatter) -> _Mixture:
+    """Posterior of what the estimates (H,) are more than their mean, and its evidence over that of
+    noise alone, on average over sizes of features with the evidence of each."""
+    noise = deviation**2
+    if not noise > 0:
+        return _Mixture((x.clone(), torch.zeros_like(x)), None)
+    y = scatter.rotate(x[None])[0]
+    evidence, kept = list[float](), list[Tensor]()
+    for size in _SIZES:
+        signal = scatter.variances * size / noise
+        kept.append(signal / (1 + signal))
+        # y²/v − y²/(v + λ) is y²/v times the share λ/(v + λ) that is kept
+        likelier = 0.5 * float((kept[-1] * y.square() / noise - signal.log1p()).sum())
+        evidence.append(likelier - 0.5 * (math.log(size) / _USUAL_SIZE) ** 2)
+    logs = torch.tensor(evidence, dtype=torch.float64)
+    total = float(logs.logsumexp(0)) - math.log(len(_SIZES))
+    weights = logs.softmax(0).tolist()
+    share = sum((w * one for w, one in zip(weights, kept, strict=True)), torch.zeros_like(y))
+    error = (noise * share).mean().expand_as(x)
+    # next to what noise alone has: a mixture is weighed by it as well
+    base = -0.5 * float(x.square().sum()) / noise
+    return _Mixture((scatter.back((share * y)[None])[0], error), total + base)
+
+
+def _both(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
 
 
 def unseen(prior: FeaturePrior) -> Posterior:
@@ -155,7 +204,7 @@ def _kinds(estimates: Tensor, deviations: Tensor, expected: Posterior | None) ->
 
 def _learn(
     x: Tensor, deviation: float, known: Tensor, usual: Tensor | None, *, signed: bool, columns: int
-) -> tuple[Tensor, Tensor]:
+) -> _Mixture:
     """Posterior mean and variance for the estimates x (n,). Estimates far out stay as they are.
 
     Args:
@@ -165,17 +214,17 @@ def _learn(
             likelier without it, what is learned is how features differ from it.
     """
     if not deviation > 0:
-        return x.clone(), torch.zeros_like(x)
+        return _Mixture((x.clone(), torch.zeros_like(x)), None)
     if usual is None or not _louder(x, deviation, columns):
         shift = torch.zeros_like(x) if usual is None else usual
-        return _mixed(x, deviation, known, shift, signed=signed, columns=columns).posterior
+        return _mixed(x, deviation, known, shift, signed=signed, columns=columns)
     plain = _mixed(x, deviation, known, torch.zeros_like(x), signed=signed, columns=columns)
     if plain.evidence is None:  # far above the noise, where the prior is of no account
-        return plain.posterior
+        return plain
     beside = _mixed(x, deviation, known, usual, signed=signed, columns=columns)
     if beside.evidence is not None and beside.evidence + _AGAINST > plain.evidence:
-        return beside.posterior
-    return plain.posterior
+        return beside
+    return plain
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def component(shape: tuple[int, ...] | torch.Size, place: int) -> Tensor:
     channels, height, width = shape
     color, rest = divmod(place, height * width)
     down, across = divmod(rest, width)
-    wave = _cosine(height, down)[:, None] * _cosine(width, across)
+    wave = cosines(height)[down][:, None] * cosines(width)[across]
     tint = COLORS[color] if channels == 3 else torch.ones(1, dtype=torch.float64)
     return tint[:, None, None] * wave
 
@@ -71,18 +71,14 @@ def component(shape: tuple[int, ...] | torch.Size, place: int) -> Tensor:
 def coefficients(images: Tensor) -> Tensor:
     """(B, C, H, W) of the same basis."""
     height, width = images.shape[2:]
-    down = torch.stack([_cosine(height, k) for k in range(height)])
-    across = torch.stack([_cosine(width, k) for k in range(width)])
-    waves = down @ images.double() @ across.T
+    waves = cosines(height) @ images.double() @ cosines(width).T
     return torch.einsum("dc,bchw->bdhw", COLORS, waves) if images.shape[1] == 3 else waves
 
 
 def pictures_of(sizes: Tensor) -> Tensor:
     """(B, C, H, W) whose `coefficients` these are."""
     height, width = sizes.shape[2:]
-    down = torch.stack([_cosine(height, k) for k in range(height)])
-    across = torch.stack([_cosine(width, k) for k in range(width)])
-    waves = down.T @ sizes.double() @ across
+    waves = cosines(height).T @ sizes.double() @ cosines(width)
     return torch.einsum("dc,bdhw->bchw", COLORS, waves) if sizes.shape[1] == 3 else waves
 
 
@@ -92,8 +88,14 @@ def _spread(spectrum: Spectrum, k: Tensor, share: int) -> Tensor:
     return (variance * k.numel() / share).sqrt()
 
 
-def _cosine(length: int, k: int) -> Tensor:
-    """The k-th row of the orthonormal DCT-II."""
+def cosines(length: int) -> Tensor:
+    """(n, n) the orthonormal DCT-II: row k has k half waves over n places.
+
+    >>> bool(torch.allclose(cosines(5) @ cosines(5).T, torch.eye(5).double()))
+    True
+    """
+    k = torch.arange(length, dtype=torch.float64)[:, None]
     n = torch.arange(length, dtype=torch.float64)
-    scale = math.sqrt((1 if k == 0 else 2) / length)
+    scale = torch.full((length, 1), math.sqrt(2 / length), dtype=torch.float64)
+    scale[0] = math.sqrt(1 / length)
     return scale * torch.cos(math.pi * (n + 0.5) * k / length)
