@@ -43,10 +43,10 @@ def test_exact_features_are_the_decoders_alone_and_unknown_ones_have_the_mean(
     blurred = untrained(layout)
     H = torch.Size(layout.shape).numel()
     features, fine = torch.randn(3, H), torch.rand(3, 3, SIZE, SIZE)
-    assert torch.equal(blurred(features, torch.zeros(3), fine)[1], fine)
-    between = blurred(features, torch.full((3,), 0.3), fine)[1]
+    assert torch.equal(blurred.draw(features, torch.zeros(3), fine), fine)
+    between = blurred.draw(features, torch.full((3,), 0.3), fine)
     assert float((between - fine).abs().mean()) > 0.05
-    unknown = blurred(features, torch.ones(3), fine)[1]
+    unknown = blurred.draw(features, torch.ones(3), fine)
     mean = F.interpolate(blurred.mean[None], blurred.coarse_side, mode="bilinear")
     mean = F.interpolate(mean, SIZE, mode="bilinear")
     torch.testing.assert_close(unknown, mean.expand(3, -1, -1, -1))

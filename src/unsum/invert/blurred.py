@@ -28,7 +28,10 @@ MEAN_SIDE = 16  # [pixels] of the mean picture. Chosen by: arbitrary, means of p
 _WIDTH = 64  # [channels] Chosen by: arbitrary budget, a twentieth of the embedded decoder's file
 _DILATIONS = (1, 2, 4, 1)  # of the residual blocks: together they see a map of 16² whole
 _COARSER = 4  # [1] times smaller than the picture is the coarse one. Chosen by: arbitrary
-_FASTER = 10.0  # [1] than other weights the four numbers learn. Chosen by: arbitrary
+# (details, coarse) × (a, b) of the weights 1 − (1 − ρᵃ)ᵇ, as logarithms, before they are fitted.
+# Chosen by: one-off measurement with the embedded inverse
+_SHARES = ((-0.5, 0.0), (0.7, 0.9))
+_STEPS = 200  # of a fit of four numbers. Chosen by: arbitrary budget
 _POWERS = (0.25, 0.5, 1.0, 2.0)  # of the level that the blocks are told
 
 # [1] variance of the simulated noise over that of the features, as a power of ten. Chosen by:
@@ -57,8 +60,7 @@ class _Block(nn.Module):
 
 
 class Blurred(nn.Module):
-    """Draws pictures of size² from features (B, H), their level (B,) and what a decoder made of
-    them."""
+    """Draws pictures of size² from features (B, H) and their level (B,)."""
 
     def __init__(self, layout: Layout, size: int, width: int = _WIDTH) -> None:
         super().__init__()
@@ -74,11 +76,11 @@ class Blurred(nn.Module):
         self.stem = nn.Sequential(*stem)
         self.blocks = nn.ModuleList(_Block(width, dilation) for dilation in _DILATIONS)
         self.last = nn.Sequential(nn.Conv2d(width, 3 * patch**2, 3, 1, 1), nn.PixelShuffle(patch))
-        # (details, coarse) × (a, b) of the weights 1 − (1 − ρᵃ)ᵇ, as logarithms
-        self.shares = nn.Parameter(torch.tensor([[-1.0, 0.0], [-1.0, 0.0]]) / _FASTER)
+        self.shares: Tensor
         self.gain: Tensor
         self.spread: Tensor
         self.mean: Tensor
+        self.register_buffer("shares", torch.tensor(_SHARES))
         self.register_buffer("gain", torch.ones(()))
         self.register_buffer("spread", torch.ones(()))  # standard deviation of a feature
         self.register_buffer("mean", torch.full((3, MEAN_SIDE, MEAN_SIDE), 0.5))
@@ -101,26 +103,59 @@ class Blurred(nn.Module):
         usual = features.shape[1] * self.spread.square()
         return torch.where(errors < 1, (wrong / usual.clamp_min(1e-30)).clamp_max(1), 1.0)
 
-    def forward(self, features: Tensor, level: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
-        """Coarse pictures of all features, and pictures of the first, as many as there are fine
-        ones."""
+    def forward(self, features: Tensor, level: Tensor) -> Tensor:
+        """(B, 3, c, c) coarse pictures."""
         maps = self.layout.as_map(features * self.gain)
         x = self.stem(maps.sign() * maps.abs().log1p())
         powers = torch.stack([level**power for power in _POWERS], 1)
         for block in self.blocks:
             x = block(x, powers)
         mean = _resized(self.mean[None].to(x), self.coarse_side)
-        coarse = mean + _column(1 - level).sqrt() * self.last(x)
-        return coarse, self._mixed(coarse[: len(fine)], level[: len(fine)], fine)
+        coarse: Tensor = mean + _column(1 - level).sqrt() * self.last(x)
+        return coarse
 
-    def _mixed(self, coarse: Tensor, level: Tensor, fine: Tensor) -> Tensor:
-        a, b = (_FASTER * self.shares).exp().unbind(1)
+    def draw(self, features: Tensor, level: Tensor, fine: Tensor) -> Tensor:
+        """Pictures, from what a decoder made of the features."""
+        details, smooth = (_column(share) for share in self._weights(level, self.shares))
+        details_of_fine, apart = self._parts(self(features, level), fine)
+        return (fine - details * details_of_fine + smooth * apart).clamp(0, 1)
+
+    def _parts(self, coarse: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
+        own = _resized(F.adaptive_avg_pool2d(fine, self.coarse_side), fine.shape[-1])
+        return fine - own, _resized(coarse, fine.shape[-1]) - own
+
+    @staticmethod
+    def _weights(level: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) each: of the details, and of the coarse picture."""
+        a, b = shares.exp().unbind(1)
         kept = (1 - level[:, None].clamp_min(1e-30) ** a).clamp(1e-12, 1) ** b
         details, smooth = torch.where(level[:, None] > 0, 1 - kept, 0.0).unbind(1)
-        own = _resized(F.adaptive_avg_pool2d(fine, self.coarse_side), fine.shape[-1])
-        drawn = _resized(coarse, fine.shape[-1])
-        mixed = fine - _column(details) * (fine - own) + _column(smooth) * (drawn - own)
-        return mixed.clamp(0, 1)
+        return details, smooth
+
+    @torch.no_grad()
+    def products(self, features: Tensor, level: Tensor, fine: Tensor, true: Tensor) -> Tensor:
+        """(B, 6) the level, and what the squared error of `draw` is made of as a function of the
+        two weights."""
+        details, apart = self._parts(self(features, level), fine)
+        wrong = true - fine
+        pairs = (details, details), (apart, apart), (details, apart), (details, wrong)
+        return torch.stack(
+            [level, *((x * y).flatten(1).mean(1) for x, y in (*pairs, (apart, wrong)))], 1
+        )
+
+    @torch.enable_grad()
+    def fit_shares(self, products: Tensor, weight: Tensor) -> None:
+        """Least squares over pictures, each with its weight (B,)."""
+        level, dd, cc, dc, dw, cw = products.double().unbind(1)
+        shares = self.shares.double().requires_grad_(True)
+        optimizer = torch.optim.Adam([shares], 0.05)
+        for _ in range(_STEPS):
+            d, c = self._weights(level, shares)
+            off = d.square() * dd + c.square() * cc - 2 * d * c * dc + 2 * d * dw - 2 * c * cw
+            optimizer.zero_grad()
+            (weight * off).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        self.shares.copy_(shares.detach())
 
 
 def _column(values: Tensor) -> Tensor:

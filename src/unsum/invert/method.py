@@ -40,6 +40,10 @@ class Inverse:
     card: dict[str, Any]
     blurred: Blurred | None = None
 
+    def blurs(self, leak: Leak) -> bool:
+        """Whether it can, and the leak says how uncertain each of its samples is."""
+        return self.blurred is not None and leak.errors is not None and not leak.exact
+
     @torch.no_grad()
     def draw(self, features: Tensor, errors: Tensor | None = None) -> Tensor:
         """(B, 3, s, s) pictures of features (B, H), whose relative errors (B,) are expected where
@@ -51,7 +55,7 @@ class Inverse:
         for part, expected in zip(
             features.split(_AT_ONCE), errors.to(features).split(_AT_ONCE), strict=True
         ):
-            pictures.append(blurred(part, blurred.level(part, expected), decoder(part))[1])
+            pictures.append(blurred.draw(part, blurred.level(part, expected), decoder(part)))
         return torch.cat(pictures)
 
     @property
@@ -198,7 +202,7 @@ def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | Non
                 "peel it first (unsum.attack does, or unsum.peel with method='residual')."
             )
         read = leak.inner[loaded.layer].flatten(1)
-    return loaded.draw(read.float(), None if leak.exact else leak.errors)
+    return loaded.draw(read.float(), leak.errors if loaded.blurs(leak) else None)
 
 
 def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:

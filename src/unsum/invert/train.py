@@ -34,9 +34,7 @@ _SAMPLED = 512  # [photos] that show how features are spread. Chosen by: arbitra
 _DRAWS = (
     2  # [estimates] of each photo's features. Chosen by: arbitrary, they cost less than a photo
 )
-# [1] part of a step's photos that the decoder draws from uncertain features. Chosen by: arbitrary,
-# four numbers learn from them
-_DRAWN = 16
+_WEIGHED = 256  # [photos] that four numbers are fitted to. Chosen by: arbitrary budget
 _RARELY = 20  # [times] as long as a score takes, at least, until the next. Chosen by: arbitrary
 # [1] beside the level in the weight of a photo: errors grow with the level. Chosen by: arbitrary
 _LEAST = 0.05
@@ -218,7 +216,7 @@ class Run:
             del self.identity["noise"]
         if not self._restore():
             if start is None and hasattr(self.decoder, "calibrate"):
-                some = self.features(self._view(step=-1), self.smallest)
+                some = self.features(self.view(step=-1), self.smallest)
                 self.decoder.calibrate(some)
                 self.average.calibrate(some)
             if self.blurred is not None:
@@ -303,7 +301,7 @@ class Run:
 
     def _step(self, step: int) -> Tensor:
         training = self.training
-        images = self._view(step)
+        images = self.view(step)
         # the same size on every process: one graph
         chosen = torch.Generator().manual_seed(training.seed + step)
         client = training.clients[int(torch.randint(len(training.clients), (), generator=chosen))]
@@ -327,7 +325,7 @@ class Run:
         self._follow(step)
         return psnr(found.detach(), images).mean()
 
-    def _view(self, step: int) -> Tensor:
+    def view(self, step: int) -> Tensor:
         """The same views whenever a step is taken again: a resumed run goes on as if it had never
         stopped."""
         generator = self.generator(step)
@@ -350,7 +348,7 @@ class Run:
     def sampled_features(self, count: int) -> Tensor:
         """(n, H) of at least so many views, in clients of the smallest size."""
         steps = range(-(-count // self.training.batch))
-        return torch.cat([self.features(self._view(s), self.smallest).float() for s in steps])
+        return torch.cat([self.features(self.view(s), self.smallest).float() for s in steps])
 
     def _held_out(self, count: int) -> tuple[Tensor, Tensor]:
         """(n,) PSNR of the averaged decoder, in clients of the smallest size, and (2, 8, 3, s, s)
@@ -458,19 +456,13 @@ class _UncertainPictures:
             network.calibrate(self.statistics, photos)
 
     def step(self, step: int, images: Tensor, features: Tensor, rate: float) -> Tensor:
-        """One step down the squared error of coarse pictures, and of what they and the decoder's
-        make together, whose PSNR is returned."""
+        """One step down the squared error of coarse pictures, whose PSNR is returned."""
         generator = self.run.generator(step)
         estimates, level = self.statistics.estimated(features, generator, _DRAWS)
-        drawn = max(1, len(images) // _DRAWN)
-        with torch.no_grad(), self.run.fabric.autocast():
-            fine = self.run.average(estimates[:drawn]).float()
-        coarse, pictures = self.parallel(estimates, level, fine)
+        coarse = self.parallel(estimates, level).float()
         target = F.adaptive_avg_pool2d(images, coarse.shape[-1]).repeat(_DRAWS, 1, 1, 1)
-        weight = 1 / (_LEAST + level)
-        loss = (weight * (coarse.float() - target).square().flatten(1).mean(1)).mean()
-        off = (pictures.float() - images[:drawn]).square().flatten(1).mean(1)
-        loss = loss + (weight[:drawn] * off).mean()
+        off = (coarse - target).square().flatten(1).mean(1)
+        loss = (off / (_LEAST + level)).mean()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
@@ -480,7 +472,24 @@ class _UncertainPictures:
         )
         self.optimizer.step()
         follow(self.average, self.network, step, self.run.training.average)
-        return psnr(pictures.detach(), images[:drawn]).mean()
+        return psnr(coarse.detach(), target).mean()
+
+    @torch.no_grad()
+    def weigh(self) -> None:
+        """How much of the coarse picture is drawn at which level, once it can be drawn."""
+        run, found = self.run, []
+        for step in range(-(-_WEIGHED // run.training.batch)):
+            images = run.view(step)
+            found.append(self.average.products(*self._drawn(step, images), images))
+        products = torch.cat(found)
+        self.average.fit_shares(products, 1 / (_LEAST + products[:, 0]))
+
+    def _drawn(self, step: int, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Estimates, levels, and what the decoder draws."""
+        features = self.run.features(images, self.run.smallest).float()
+        estimates, level = self.statistics.estimated(features, self.run.generator(step))
+        with self.run.fabric.autocast():
+            return estimates, level, self.run.average(estimates).float()
 
     @torch.no_grad()
     def held_out(self) -> tuple[Tensor, Tensor]:
@@ -488,19 +497,17 @@ class _UncertainPictures:
         look at."""
         run, batch = self.run, self.run.training.batch
         chosen = torch.arange(-(-_SCORED // batch) * batch, device=run.device) % len(run.held_out)
-        network, scores, shown = self.average.eval(), [], None
-        for number, part in enumerate(chosen.split(batch)):
+        scores, shown = [], None
+        for step, part in enumerate(chosen.split(batch)):
             images = run.scored(part)
-            features = run.features(images, run.smallest).float()
-            estimates, level = self.statistics.estimated(features, run.generator(number))
-            with run.fabric.autocast():
-                found = network(estimates, level, run.average(estimates).float())[1].float()
+            found = self.average.eval().draw(*self._drawn(step, images))
             scores.append(psnr(found, images))
             shown = torch.stack([images[:8], found[:8]]) if shown is None else shown
         return torch.cat(scores), needed(shown, "A photo to score")
 
     def card(self) -> dict[str, Any]:
-        """What an inverse's card says of it."""
+        """What an inverse's card says of it, once it is trained."""
+        self.weigh()
         return {
             "blurred": self.average.settings,
             "blurred_steps": self.run.progress.step,
