@@ -28,10 +28,9 @@ MEAN_SIDE = 16  # [pixels] of the mean picture. Chosen by: arbitrary, means of p
 _WIDTH = 64  # [channels] Chosen by: arbitrary budget, a twentieth of the embedded decoder's file
 _DILATIONS = (1, 2, 4, 1)  # of the residual blocks: together they see a map of 16² whole
 _COARSER = 4  # [1] times smaller than the picture is the coarse one. Chosen by: arbitrary
-# (details, coarse) × (a, b) of the weights 1 − (1 − ρᵃ)ᵇ, as logarithms, before they are fitted.
-# Chosen by: one-off measurement with the embedded inverse
-_SHARES = ((-0.5, 0.0), (0.7, 0.9))
-_STEPS = 200  # of a fit of four numbers. Chosen by: arbitrary budget
+# (a, b) of the weights 1 − (1 − ρᵃ)ᵇ. Chosen by: measurement (least squares over answers of
+# `adaptive` for two batches of eight training photos of the embedded inverse, five sizes of noise)
+_DETAILS, _SMOOTH = (1.07, 0.67), (6.1, 90.0)
 _POWERS = (0.25, 0.5, 1.0, 2.0)  # of the level that the blocks are told
 
 # [1] variance of the simulated noise over that of the features, as a power of ten. Chosen by:
@@ -76,11 +75,9 @@ class Blurred(nn.Module):
         self.stem = nn.Sequential(*stem)
         self.blocks = nn.ModuleList(_Block(width, dilation) for dilation in _DILATIONS)
         self.last = nn.Sequential(nn.Conv2d(width, 3 * patch**2, 3, 1, 1), nn.PixelShuffle(patch))
-        self.shares: Tensor
         self.gain: Tensor
         self.spread: Tensor
         self.mean: Tensor
-        self.register_buffer("shares", torch.tensor(_SHARES))
         self.register_buffer("gain", torch.ones(()))
         self.register_buffer("spread", torch.ones(()))  # standard deviation of a feature
         self.register_buffer("mean", torch.full((3, MEAN_SIDE, MEAN_SIDE), 0.5))
@@ -94,14 +91,13 @@ class Blurred(nn.Module):
         self.mean.copy_(torch.cat([part.sum(0, keepdim=True) for part in parts]).sum(0))
         self.mean.div_(len(photos))
 
-    def level(self, features: Tensor, errors: Tensor) -> Tensor:
+    def level(self, errors: Tensor) -> Tensor:
         """(B,) from the relative errors expected of posterior means. An error that is no number
         says nothing, and the features are drawn as they are."""
-        errors = errors.to(features).nan_to_num(nan=0.0, posinf=0.0).clamp(0, 1)
-        square = errors.square()
-        wrong = square / (1 - square).clamp_min(1e-12) * features.square().sum(1)
-        usual = features.shape[1] * self.spread.square()
-        return torch.where(errors < 1, (wrong / usual.clamp_min(1e-30)).clamp_max(1), 1.0)
+        # of a photo of which nothing is known, whose features are expected at their mean
+        unknown = (self.gain * self.spread).square()
+        square = errors.nan_to_num(nan=0.0, posinf=0.0).square()
+        return (square / unknown.clamp_min(1e-12)).clamp_max(1)
 
     def forward(self, features: Tensor, level: Tensor) -> Tensor:
         """(B, 3, c, c) coarse pictures."""
@@ -116,46 +112,14 @@ class Blurred(nn.Module):
 
     def draw(self, features: Tensor, level: Tensor, fine: Tensor) -> Tensor:
         """Pictures, from what a decoder made of the features."""
-        details, smooth = (_column(share) for share in self._weights(level, self.shares))
-        details_of_fine, apart = self._parts(self(features, level), fine)
-        return (fine - details * details_of_fine + smooth * apart).clamp(0, 1)
-
-    def _parts(self, coarse: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
         own = _resized(F.adaptive_avg_pool2d(fine, self.coarse_side), fine.shape[-1])
-        return fine - own, _resized(coarse, fine.shape[-1]) - own
+        coarse = _resized(self(features, level), fine.shape[-1])
+        details, smooth = (_column(_share(level, *powers)) for powers in (_DETAILS, _SMOOTH))
+        return (fine - details * (fine - own) + smooth * (coarse - own)).clamp(0, 1)
 
-    @staticmethod
-    def _weights(level: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) each: of the details, and of the coarse picture."""
-        a, b = shares.exp().unbind(1)
-        kept = (1 - level[:, None].clamp_min(1e-30) ** a).clamp(1e-12, 1) ** b
-        details, smooth = torch.where(level[:, None] > 0, 1 - kept, 0.0).unbind(1)
-        return details, smooth
 
-    @torch.no_grad()
-    def products(self, features: Tensor, level: Tensor, fine: Tensor, true: Tensor) -> Tensor:
-        """(B, 6) the level, and what the squared error of `draw` is made of as a function of the
-        two weights."""
-        details, apart = self._parts(self(features, level), fine)
-        wrong = true - fine
-        pairs = (details, details), (apart, apart), (details, apart), (details, wrong)
-        return torch.stack(
-            [level, *((x * y).flatten(1).mean(1) for x, y in (*pairs, (apart, wrong)))], 1
-        )
-
-    @torch.enable_grad()
-    def fit_shares(self, products: Tensor, weight: Tensor) -> None:
-        """Least squares over pictures, each with its weight (B,)."""
-        level, dd, cc, dc, dw, cw = products.double().unbind(1)
-        shares = self.shares.double().requires_grad_(True)
-        optimizer = torch.optim.Adam([shares], 0.05)
-        for _ in range(_STEPS):
-            d, c = self._weights(level, shares)
-            off = d.square() * dd + c.square() * cc - 2 * d * c * dc + 2 * d * dw - 2 * c * cw
-            optimizer.zero_grad()
-            (weight * off).mean().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        self.shares.copy_(shares.detach())
+def _share(level: Tensor, a: float, b: float) -> Tensor:
+    return 1 - (1 - level**a) ** b
 
 
 def _column(values: Tensor) -> Tensor:

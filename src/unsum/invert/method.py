@@ -55,7 +55,7 @@ class Inverse:
         for part, expected in zip(
             features.split(_AT_ONCE), errors.to(features).split(_AT_ONCE), strict=True
         ):
-            pictures.append(blurred.draw(part, blurred.level(part, expected), decoder(part)))
+            pictures.append(blurred.draw(part, blurred.level(expected), decoder(part)))
         return torch.cat(pictures)
 
     @property

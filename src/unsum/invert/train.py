@@ -34,7 +34,6 @@ _SAMPLED = 512  # [photos] that show how features are spread. Chosen by: arbitra
 _DRAWS = (
     2  # [estimates] of each photo's features. Chosen by: arbitrary, they cost less than a photo
 )
-_WEIGHED = 256  # [photos] that four numbers are fitted to. Chosen by: arbitrary budget
 _RARELY = 20  # [times] as long as a score takes, at least, until the next. Chosen by: arbitrary
 # [1] beside the level in the weight of a photo: errors grow with the level. Chosen by: arbitrary
 _LEAST = 0.05
@@ -474,16 +473,6 @@ class _UncertainPictures:
         follow(self.average, self.network, step, self.run.training.average)
         return psnr(coarse.detach(), target).mean()
 
-    @torch.no_grad()
-    def weigh(self) -> None:
-        """How much of the coarse picture is drawn at which level, once it can be drawn."""
-        run, found = self.run, []
-        for step in range(-(-_WEIGHED // run.training.batch)):
-            images = run.view(step)
-            found.append(self.average.products(*self._drawn(step, images), images))
-        products = torch.cat(found)
-        self.average.fit_shares(products, 1 / (_LEAST + products[:, 0]))
-
     def _drawn(self, step: int, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Estimates, levels, and what the decoder draws."""
         features = self.run.features(images, self.run.smallest).float()
@@ -506,8 +495,7 @@ class _UncertainPictures:
         return torch.cat(scores), needed(shown, "A photo to score")
 
     def card(self) -> dict[str, Any]:
-        """What an inverse's card says of it, once it is trained."""
-        self.weigh()
+        """What an inverse's card says of it."""
         return {
             "blurred": self.average.settings,
             "blurred_steps": self.run.progress.step,
