@@ -96,7 +96,7 @@ class Blurred(nn.Module):
         says nothing, and the features are drawn as they are."""
         # of a photo of which nothing is known, whose features are expected at their mean
         unknown = (self.gain * self.spread).square()
-        square = errors.nan_to_num(nan=0.0, posinf=0.0).square()
+        square = errors.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square()
         return (square / unknown.clamp_min(1e-12)).clamp_max(1)
 
     def forward(self, features: Tensor, level: Tensor) -> Tensor:
