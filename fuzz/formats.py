@@ -99,15 +99,20 @@ def _json(content: bytes, random: Any) -> bytes:
         return mutate.scribble(content, random)
 
 
-def _inverse_card() -> bytes:
+def _inverse_card(blurred: dict[str, int] | None) -> bytes:
     card = {
         "photos": 9, "size": 8, "architecture": "decoder",
         "layout": {"kind": "vector", "shape": [4]},
         "settings": {"stages": [[4, 1]], "stem": 1, "patch": 2, "compress": True}, "steps": 3,
+        "blurred": blurred,
     }  # fmt: skip
-    from unsum.invert.method import build_decoder
+    from unsum.invert.blurred import PREFIX
+    from unsum.invert.method import build_blurred, build_decoder
 
     weights = {name: w.half() for name, w in build_decoder(card).state_dict().items()}
+    drawn = build_blurred(card)
+    parts = {} if drawn is None else drawn.state_dict()
+    weights |= {PREFIX + name: part.half() for name, part in parts.items()}
     return _saved(weights, {"card": json.dumps(card)})
 
 
@@ -170,7 +175,7 @@ FORMATS: dict[str, Format] = {
     "picture": Format("photo.jpg", _picture, mutate.in_picture,
     lambda: [picture(kind=kind) for kind in ("PNG", "JPEG", "WEBP", "BMP")], 8),
     "inverse": Format("i.safetensors", Inverse.load, mutate.in_safetensors,
-    lambda: [_inverse_card()], 0.5),
+    lambda: [_inverse_card(None), _inverse_card({"width": 4})], 0.5),
     "training-checkpoint": Format(checkpoint.FILE,
     lambda path: checkpoint.read(path.parent, {"seed": 0}),
     mutate.in_zip(mutate.with_tokens("pickle")),

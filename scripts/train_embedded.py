@@ -8,7 +8,8 @@ A tar holds JPEGs named CLASS/anything.jpg or CLASS_anything.jpg; folders and np
 The backbone learns to classify the `--labeled` photos (a tenth held out for its accuracy); the
 inverse learns photos from features on all of them and all `--photos`. Neither sees `--held-out`,
 which is only scored, nor the photos embedded in the package. Runs on a GPU if there is one (seven
-minutes on an H200), else on the CPU (most of a day).
+minutes on an H200), else on the CPU (most of a day). What draws uncertain features is added to the
+inverse by `unsum train-inverse --noise only` (docs/embedded-weights.md).
 """
 
 from __future__ import annotations

@@ -84,6 +84,8 @@ class Leak:
     weights: Tensor | None = None
     seconds: float = 0.0
     knowledge: Knowledge = field(default_factory=Knowledge)
+    # (B,) the relative error expected in each sample's features, where that is known one by one
+    errors: Tensor | None = None
     predicts: bool = True  # nothing speaks against the error that it predicts
     estimated_error: float = math.nan  # what would be predicted, were this the only explanation
     counted: Counted | None = None  # how many samples a certified answer has

@@ -235,6 +235,8 @@ def test_cifar_itself_still_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_an_inverse_whose_card_asks_for_a_huge_network(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
+    from unsum.invert.decoder import Decoder
+    from unsum.invert.layout import Layout
     from unsum.invert.method import Inverse
 
     card = {
@@ -255,6 +257,16 @@ def test_an_inverse_whose_card_asks_for_a_huge_network(tmp_path: Path) -> None:
             tmp_path / "i.safetensors",
             {"card": json.dumps(card | {"settings": settings})},
         )
+        with pytest.raises(UnsumError, match="is not an inverse written by unsum"):
+            Inverse.load(tmp_path / "i.safetensors")
+    small = Inverse(Decoder(Layout("vector", (8,)), 64, ((8, 1),), compress=False), dict(card))
+    small.card["settings"] = small.decoder.settings
+    small.save(tmp_path / "good.safetensors")
+    assert Inverse.load(tmp_path / "good.safetensors").blurred is None
+    # it has no weights of what any of these ask for
+    for blurred in ({"width": 1 << 40}, {"width": 1 << 20}, {"width": -1}, {"depth": 1}, {}, [], 3):
+        small.card["blurred"] = blurred
+        small.save(tmp_path / "i.safetensors")
         with pytest.raises(UnsumError, match="is not an inverse written by unsum"):
             Inverse.load(tmp_path / "i.safetensors")
 

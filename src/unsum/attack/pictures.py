@@ -11,7 +11,7 @@ from torch import nn
 
 from unsum.attack.peeling import peeled_or_refused
 from unsum.attack.reach import HOPELESS
-from unsum.errors import UnsumError
+from unsum.errors import UnsumError, needed
 from unsum.invert import Inverse, invert, load_inverse
 from unsum.invert.pixels import find_reach, guess_pixels, solve_pixels
 from unsum.invert.refine import Mode
@@ -25,6 +25,10 @@ from unsum.running.progress import SILENT, Progress
 from unsum.update import Update
 
 Inverses = str | Path | Sequence[str | Path] | None
+_BLURRED = (
+    "Pictures are blurred as far as features are uncertain, up to the mean of public photos where "
+    "nothing is known."
+)
 _RESEMBLES = 0.2  # misfit to a map up to which a picture shows what is on the true one
 _PATIENCE = 300.0  # seconds for pixels: a GPU needs one of them for pictures of 32², two cores most
 
@@ -62,6 +66,8 @@ def with_pictures(
     leak = replace(
         leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos)
     )
+    if inverse.blurs(leak) and float(needed(leak.errors, "An error").max()) > HOPELESS:
+        leak = replace(leak, notes=[*leak.notes, _BLURRED])
     return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)
 
 

@@ -79,6 +79,15 @@ def command(
             )
         ),
     ] = None,
+    noise: Annotated[
+        str,
+        Option(
+            help=(
+                "with, without or only: also learn to draw blurred pictures of features that noise "
+                "made uncertain; `only` adds that to the inverse of --start."
+            )
+        ),
+    ] = "with",
     learning_rate: Annotated[float, Option("--lr", help="Highest learning rate.")] = 1e-3,
     start: Annotated[Path | None, Option(help="An inverse to begin with, for fine-tuning.")] = None,
     devices: Annotated[
@@ -106,6 +115,7 @@ def command(
         loss=loss,
         decoder=decoder,
         layer=layer,
+        noise=noise,  # type: ignore[arg-type]  # checked there
         seed=seed,
     )
     with stages() as shown:

@@ -17,6 +17,7 @@ from unsum.errors import UnsumError
 from unsum.files.safetensors_header import check_safetensors
 from unsum.files.writing import save_tensors, write_whole
 from unsum.head import find_head
+from unsum.invert.blurred import PREFIX, Blurred
 from unsum.invert.decoder import DECODERS
 from unsum.invert.layout import Layout
 from unsum.leak import Leak
@@ -33,10 +34,29 @@ _AT_ONCE = 32
 @dataclass(frozen=True)
 class Inverse:
     """A trained decoder and its card: the backbone it belongs to, the photos and steps it was
-    trained with, its score."""
+    trained with, its score. Beside it what draws uncertain features, in files that have it."""
 
     decoder: nn.Module
     card: dict[str, Any]
+    blurred: Blurred | None = None
+
+    def blurs(self, leak: Leak) -> bool:
+        """Whether it can, and the leak says how uncertain each of its samples is."""
+        return self.blurred is not None and leak.errors is not None and not leak.exact
+
+    @torch.no_grad()
+    def draw(self, features: Tensor, errors: Tensor | None = None) -> Tensor:
+        """(B, 3, s, s) pictures of features (B, H), whose relative errors (B,) are expected where
+        they are no exact ones."""
+        decoder = self.decoder.to(features.device)
+        if errors is None or self.blurred is None:
+            return torch.cat([decoder(part) for part in features.split(_AT_ONCE)])
+        blurred, pictures = self.blurred.to(features.device), []
+        for part, expected in zip(
+            features.split(_AT_ONCE), errors.to(features).split(_AT_ONCE), strict=True
+        ):
+            pictures.append(blurred.draw(part, blurred.level(expected), decoder(part)))
+        return torch.cat(pictures)
 
     @property
     def layer(self) -> str | None:
@@ -55,21 +75,29 @@ class Inverse:
         if size == self.card["size"]:
             return self
         card = {**self.card, "size": size, "layout": layout.card}
-        decoder = build_decoder(card)
+        decoder, blurred = build_decoder(card), build_blurred(card)
         try:
             decoder.load_state_dict(self.decoder.state_dict())
+            if blurred is not None and self.blurred is not None:
+                blurred.load_state_dict(self.blurred.state_dict())
         except RuntimeError as error:
             raise UnsumError(
                 f"This inverse is for pictures of {self.card['size']}², and cannot be used for "
                 f"{size}²; train one anew."
             ) from error
-        return Inverse(decoder.eval(), card)
+        return Inverse(decoder.eval(), card, None if blurred is None else blurred.eval())
 
     def save(self, path: Path) -> None:
         """Weights in half precision, with the card."""
+        parts = {**self.decoder.state_dict()}
+        if self.blurred is not None:
+            parts |= {PREFIX + name: part for name, part in self.blurred.state_dict().items()}
+        # the size of features is one number, and may be any
         weights = {
-            name: weight.half().cpu().contiguous()
-            for name, weight in self.decoder.state_dict().items()
+            name: (part.float() if name.startswith(PREFIX) and not part.ndim else part.half())
+            .cpu()
+            .contiguous()
+            for name, part in parts.items()
         }
         write_whole(
             Path(path), lambda part: save_tensors(weights, part, {"card": json.dumps(self.card)})
@@ -86,14 +114,22 @@ class Inverse:
                 card = json.loads((file.metadata() or {})["card"])
                 _check_card(card, shapes)
                 weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 (not a dict)
-            decoder = build_decoder(card)
+            decoder, blurred = build_decoder(card), build_blurred(card)
+            if blurred is not None:
+                blurred.load_state_dict(
+                    {
+                        name.removeprefix(PREFIX): weights.pop(name)
+                        for name in list(weights)
+                        if name.startswith(PREFIX)
+                    }
+                )
             decoder.load_state_dict(weights)
         except Exception as error:  # a card from elsewhere may hold anything, and lead anywhere
             reason = " ".join(str(error).split())[:300]
             raise UnsumError(
                 f"{str(path)!r} is not an inverse written by unsum: {reason}."
             ) from error
-        return Inverse(decoder.eval(), card)
+        return Inverse(decoder.eval(), card, None if blurred is None else blurred.eval())
 
 
 def _check_card(card: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
@@ -108,20 +144,34 @@ def _check_card(card: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Non
     ):
         raise ValueError("its card has too many stages")
     with torch.device("meta"):
-        decoder = build_decoder(card)
-    if {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()} != shapes:
+        decoder, blurred = build_decoder(card), build_blurred(card)
+    described = {**decoder.state_dict()}
+    if blurred is not None:
+        described |= {PREFIX + name: part for name, part in blurred.state_dict().items()}
+    if {name: tuple(tensor.shape) for name, tensor in described.items()} != shapes:
         raise ValueError("its card describes another network than its weights are of")
 
 
 def build_decoder(card: dict[str, Any]) -> nn.Module:
     """The decoder that a card describes, with fresh weights."""
-    layout = Layout(card["layout"]["kind"], tuple(card["layout"]["shape"]))
     settings = dict(card["settings"])
     if "stages" in settings:
         settings["stages"] = tuple(
             (int(width), int(blocks)) for width, blocks in settings["stages"]
         )
-    return DECODERS[card["architecture"]](layout, card["size"], **settings)
+    return DECODERS[card["architecture"]](_layout(card), card["size"], **settings)
+
+
+def build_blurred(card: dict[str, Any]) -> Blurred | None:
+    """What draws uncertain features, as a card describes it, with fresh weights; None where it
+    has none."""
+    if card.get("blurred") is None:
+        return None
+    return Blurred(_layout(card), card["size"], **card["blurred"])
+
+
+def _layout(card: dict[str, Any]) -> Layout:
+    return Layout(card["layout"]["kind"], tuple(card["layout"]["shape"]))
 
 
 class Inverter(Protocol):
@@ -141,7 +191,8 @@ INVERTERS: Registry[Inverter] = Registry("inverter", "unsum.inverters")
     needs="an inverse trained for this backbone",
 )
 def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | None) -> Tensor:
-    """(B, 3, h, w) in [0, 1]: the decoder's picture for each sample's features."""
+    """(B, 3, h, w) in [0, 1]: the decoder's picture for each sample's features, blurred where the
+    attack says how uncertain these are."""
     loaded = inverse if isinstance(inverse, Inverse) else load_inverse(model, inverse)
     read = leak.features
     if loaded.layer is not None:
@@ -151,9 +202,7 @@ def learned(model: nn.Module, leak: Leak, *, inverse: str | Path | Inverse | Non
                 "peel it first (unsum.attack does, or unsum.peel with method='residual')."
             )
         read = leak.inner[loaded.layer].flatten(1)
-    decoder = loaded.decoder.to(read.device)
-    with torch.no_grad():
-        return torch.cat([decoder(features) for features in read.float().split(_AT_ONCE)])
+    return loaded.draw(read.float(), leak.errors if loaded.blurs(leak) else None)
 
 
 def load_inverse(model: nn.Module, path: str | Path | None = None) -> Inverse:

@@ -6,6 +6,7 @@
     python -m unsum_bench.scripts.noise --table noise.json  # the table of docs/results/noise.md
     python -m unsum_bench.scripts.noise text  # what noise leaves of a text: see `noisy_text`
     python -m unsum_bench.scripts.noise pictures  # and of pictures: see `noisy_pictures`
+    python -m unsum_bench.scripts.noise posterior  # those of small networks: `noisy_posterior`
 
 The noise is Gaussian on every entry of the head's gradient, which holds what `adaptive` reads.
 Photos are the embedded ones: the client's are the default batch, and the attacker knows others
@@ -34,7 +35,8 @@ from unsum.head import collect_features, find_head
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.running.sharing import sharing_models
 from unsum.score.reference import public_inputs
-from unsum_bench.scripts import noisy_pictures, noisy_text
+from unsum_bench.scripts import noisy_pictures, noisy_posterior, noisy_text
+from unsum_bench.scripts.noisy_pictures import BATCH, CLASSES, SIZE, head_under_noise
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 COLUMNS = {
@@ -42,7 +44,6 @@ COLUMNS = {
     "unknown": "public photos alone",
     "nothing": "batch size alone",
 }
-CLASSES, SIZE, BATCH = 100, 128, 8
 
 
 def right(found: Tensor, true: Tensor) -> int:
@@ -97,14 +98,7 @@ def measure(
                 known = granted[kind]
                 labels, got = [], []
                 for draw in range(draws):
-                    torch.manual_seed(draw)
-                    noisy = {
-                        key: value + sigma * torch.randn_like(value)
-                        if key.startswith(f"{name}.")
-                        else value
-                        for key, value in gradients.items()
-                    }
-                    update = unsum.Update(noisy)
+                    update = head_under_noise(gradients, name, sigma, draw)
                     found = unsum.labels(model, update, "templates", **known)
                     labels.append([right(found, batch.targets), len(found)])
                     if draw < feature_draws:  # what takes time
@@ -135,7 +129,11 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    others = {"text": noisy_text.main, "pictures": noisy_pictures.main}
+    others = {
+        "text": noisy_text.main,
+        "pictures": noisy_pictures.main,
+        "posterior": noisy_posterior.main,
+    }
     if sys.argv[1:2] and sys.argv[1] in others:
         others[sys.argv[1]](sys.argv[2:])
         return

@@ -241,7 +241,9 @@ def answer(
     # the model is sure of, and sends nothing, looks like that.
     explained = unexplained < _MUCH and batch.size * unexplained <= float(samples.errors.max())
     return replace(
-        leak, predicts=explained and not bool(proportional(features, samples.labels).any())
+        leak,
+        errors=samples.errors,
+        predicts=explained and not bool(proportional(features, samples.labels).any()),
     )
 
 

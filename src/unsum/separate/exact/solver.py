@@ -75,6 +75,7 @@ def leak_of(question: Question) -> Leak:
         features=(T @ observation.A).to(working_type(head)),
         residual=float((at.alpha * G.T @ at.T - observation.U).norm() / observation.U.norm()),
         predicted_error=claim.predicted_error,
+        errors=candidate.merged()[1],
         exact=claim.exact,
         predicts=claim.predicts,
         counted=claim.counted,
