@@ -199,7 +199,8 @@ def test_rules_that_probe_the_model_see_it_as_clients_train_it(train: bool) -> N
         modes.clear()
         unsum.audit(net, data, train=train, label_rule="llg*", batch_size_known=True, ceiling=False)
     assert len(modes) > 10  # the client's pass, the probes, the features to compare with
-    assert set(modes) == {train}
+    # the first pass checks the shape of inputs, as a deployed model reads them
+    assert set(modes[1:]) == {train}
     assert net.training
 
 

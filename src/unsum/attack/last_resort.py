@@ -140,7 +140,10 @@ def match_as_last_resort(
 
 
 def _noise_added(model: nn.Module, update: Update, options: AttackOptions) -> bool:
-    marks = recognize(Head.of(model, update, options.device))
+    try:
+        marks = recognize(Head.of(model, update, options.device))
+    except UnsumError:  # the head's gradient was not sent
+        return False
     return marks.kind == "noise" and not marks.rounding and update.scale_known
 
 

@@ -79,7 +79,7 @@ def command(
             )
         ),
     ] = None,
-    noise: Annotated[
+    blur: Annotated[
         str,
         Option(
             help=(
@@ -115,7 +115,7 @@ def command(
         loss=loss,
         decoder=decoder,
         layer=layer,
-        noise=noise,  # type: ignore[arg-type]  # checked there
+        noise=blur,  # type: ignore[arg-type]  # checked there
         seed=seed,
     )
     with stages() as shown:

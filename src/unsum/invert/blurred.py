@@ -42,7 +42,7 @@ _FEW = 7  # [photos] that an attacker may know the mean of. Chosen by: arbitrary
 _MERGED, _RAW = 0.15, 0.2
 
 
-class _Block(nn.Module):
+class _CoarseBlock(nn.Module):
     """A residual block that is told the level."""
 
     def __init__(self, width: int, dilation: int) -> None:
@@ -73,7 +73,7 @@ class Blurred(nn.Module):
         patch = 1 << max(0, math.floor(math.log2(max(size / (_COARSER * side), 1))))
         self.coarse_side = side * patch
         self.stem = nn.Sequential(*stem)
-        self.blocks = nn.ModuleList(_Block(width, dilation) for dilation in _DILATIONS)
+        self.blocks = nn.ModuleList(_CoarseBlock(width, dilation) for dilation in _DILATIONS)
         self.last = nn.Sequential(nn.Conv2d(width, 3 * patch**2, 3, 1, 1), nn.PixelShuffle(patch))
         self.gain: Tensor
         self.spread: Tensor

@@ -126,14 +126,14 @@ def search_dropped(pair: Pair, share: float, seed: int, progress: Progress) -> M
     generator = torch.Generator().manual_seed(seed)
     none = vars(FoundPoints.none(whole.step.W))
     found = Masked(**none, masks=whole.K.new_zeros(0, whole.K.shape[1]))
-    rounds = _Rounds(
+    rounds = _MaskedRounds(
         pair.expected, _ROUNDS, UNTRIED, progress, pair, share, generator, whole, whole
     )
     return rounds.run(found)
 
 
 @dataclass
-class _Rounds(Hunt[Masked]):
+class _MaskedRounds(Hunt[Masked]):
     """Rounds of reflections in what is `left` of the whole condition."""
 
     pair: Pair

@@ -1,9 +1,9 @@
 """Every defense at several strengths against every attack: what each reads of the default model's
 batch, beside what nobody can exceed.
 
-    python -m unsum_bench.scripts.defenses --json defenses.json  # ten minutes on one core
-    python -m unsum_bench.scripts.defenses --table defenses.json
-    python -m unsum_bench.scripts.defenses --only noise:0.1 sign
+    python -m unsum_bench.scripts.noise defenses --json defenses.json  # ten minutes on one core
+    python -m unsum_bench.scripts.noise defenses --table defenses.json
+    python -m unsum_bench.scripts.noise defenses --only noise:0.1 sign
 
 The client is that of `unsum audit`: the embedded model and its eight photos. Leakage is that of
 reports, of the features or of the picture, whichever is more. The batch size is granted to all
@@ -140,7 +140,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=64, help="of worlds, for ceilings; 0: none")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     if asked.table is not None:
         print(table(json.loads(asked.table.read_text())))
         return
@@ -165,7 +165,3 @@ def main() -> None:
         f"{platform.machine()}, {threads} threads, torch {torch.__version__}, {seconds:.0f} CPU "
         "seconds."
     )
-
-
-if __name__ == "__main__":
-    main()

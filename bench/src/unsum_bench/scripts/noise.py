@@ -7,6 +7,7 @@
     python -m unsum_bench.scripts.noise text  # what noise leaves of a text: see `noisy_text`
     python -m unsum_bench.scripts.noise pictures  # and of pictures: see `noisy_pictures`
     python -m unsum_bench.scripts.noise posterior  # those of small networks: `noisy_posterior`
+    python -m unsum_bench.scripts.noise defenses  # every defense and attack: see `defenses`
 
 The noise is Gaussian on every entry of the head's gradient, which holds what `adaptive` reads.
 Photos are the embedded ones: the client's are the default batch, and the attacker knows others
@@ -35,7 +36,7 @@ from unsum.head import collect_features, find_head
 from unsum.models import DEFAULT_MODEL, load_model
 from unsum.running.sharing import sharing_models
 from unsum.score.reference import public_inputs
-from unsum_bench.scripts import noisy_pictures, noisy_posterior, noisy_text
+from unsum_bench.scripts import defenses, noisy_pictures, noisy_posterior, noisy_text
 from unsum_bench.scripts.noisy_pictures import BATCH, CLASSES, SIZE, head_under_noise
 
 LEVELS = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.09, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
@@ -133,6 +134,7 @@ def main() -> None:
         "text": noisy_text.main,
         "pictures": noisy_pictures.main,
         "posterior": noisy_posterior.main,
+        "defenses": defenses.main,
     }
     if sys.argv[1:2] and sys.argv[1] in others:
         others[sys.argv[1]](sys.argv[2:])

@@ -25,8 +25,8 @@ export function interval(found, ceiling) {
   drawing.append(draw("line", { class: "all", x1: at(0), y1: 6, x2: at(1), y2: 6 }));
   if (ceiling !== null) {
     drawing.append(draw("line", { class: "gap", x1: at(found ?? 0), y1: 6, x2: at(ceiling), y2: 6 }));
-    drawing.append(draw("line", { class: "cap", x1: at(ceiling), y1: 0, x2: at(ceiling), y2: 12 }));
   }
   if (found !== null) drawing.append(draw("rect", { class: "found", x: at(0), y: 3, width: WHOLE * found, height: 6 }));
+  if (ceiling !== null) drawing.append(draw("line", { class: "cap", x1: at(ceiling), y1: 0, x2: at(ceiling), y2: 12 }));
   return drawing;
 }

@@ -71,7 +71,7 @@ _NARROWING, _NARROWEST = 0.7, 2e-3
 # Steps before the wells, in each of them, and at each width of sharpening.
 # Chosen by: arbitrary budget.
 _OPENING_STEPS, _STEPS = Budget(steps=40, damping=1e-2), Budget(steps=10, damping=1e-2)
-_SHARP_STEPS = 3
+_SHARP_STEPS = 3  # [steps] at each width of sharpening. Chosen by: arbitrary budget.
 # [unit slope] of the wall, however narrow a well is. Chosen by: arbitrary margin.
 _LOWEST_WALL = 0.1
 # [weight] of an entry's zero beside the softmax's equations. Chosen by: arbitrary margin.
