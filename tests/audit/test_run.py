@@ -81,11 +81,11 @@ def test_clipping_does_not_help_either() -> None:
 
 @pytest.mark.long
 def test_strong_noise_does_and_is_not_called_exact() -> None:
-    result = unsum.audit(batch=4, defenses=[unsum.Noise(0.1)])
+    result = unsum.audit(batch=4, defenses=[unsum.Noise(0.5)])
     assert not result.leak.exact
     assert result.scores["psnr"] < 15
     assert result.verdict.share < 0.5
-    assert result.setting.defenses == "Noise(0.1)"
+    assert result.setting.defenses == "Noise(0.5)"
 
 
 @pytest.mark.long

@@ -35,7 +35,10 @@ def test_a_search_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Mon
 def blind(result: str = "passed") -> Any:
     """An audit that saw nothing."""
     return SimpleNamespace(
-        labels=None, occurred=[], gate=lambda _level: SimpleNamespace(result=result)
+        labels=None,
+        occurred=[],
+        bound=None,
+        gate=lambda _level: SimpleNamespace(result=result),
     )
 
 
