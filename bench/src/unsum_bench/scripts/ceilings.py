@@ -242,8 +242,9 @@ def of_found(_options: argparse.Namespace) -> list[Row]:
     task = photo_tiles()
     scale = scale_to(task, capture(loaded.model, batch.images, batch.targets))
     rows: list[Row] = []
+    alone = unsum.AuditLimits(ceiling=False)
     for sigma in (1e-3, 0.03, 0.09, 0.3, 1.0, 3.0, 10.0):
-        audit = unsum.audit(defenses=unsum.Noise(sigma), seed=0, ceiling=False)
+        audit = unsum.audit(defenses=unsum.Noise(sigma), seed=0, limits=alone)
         limits = bound.under(AddedNoise("gaussian", sigma))
         right = sum(score.label_correct == 1 for score in audit.samples)
         accuracy = train(task, [unsum.Noise(sigma)], scale=scale).mean
