@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -134,35 +133,6 @@ def test_labels_that_a_rule_found_are_not_granted_again() -> None:
         granted=LABELS,
     )
     assert not any("granted" in one.method for one in attempts)
-
-
-def test_under_added_noise_the_posterior_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads a picture that noise leaves in a smooth network; without noise it is not asked, and
-    where it does not apply the others are."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 5, 2, 2), nn.Softplus(), nn.Flatten(), nn.Linear(128, 10))
-    x, label = nn.functional.avg_pool2d(photos()[:1], 2), LABELS[:1]
-    sent = unsum.capture(model, x, label)
-    leak = replace(unsum.attack(model, sent), named=label, tried=[], seconds=0.0)
-    torch.manual_seed(1)
-    noisy = unsum.Noise(1e-3)(sent)
-    # of a busy machine
-    monkeypatch.setattr(sys.modules[match_as_last_resort.__module__], "SECONDS", 90.0)
-    shape, how = (3, 8, 8), AttackOptions(labels=label, time_limit=90)
-    first = match_as_last_resort(model, noisy, leak, how, shape)[0]
-    assert first.method == "posterior, labels granted"
-    assert first.leak is not None
-    assert first.leak.images is not None
-    gray = x.mean((2, 3), keepdim=True)  # the photo's own color, which is more than anybody knows
-    assert (first.leak.images - x).square().sum() < 0.3 * (gray - x).square().sum()
-    brief = AttackOptions(labels=label, time_limit=1.5)
-    plain = [one.method for one in match_as_last_resort(model, sent, leak, brief, shape)]
-    assert plain[0] == "ig, labels granted"
-    two = nn.Sequential(nn.Conv2d(2, 8, 5, 2, 2), nn.Softplus(), nn.Flatten(), nn.Linear(128, 10))
-    update = unsum.Noise(1e-3)(unsum.capture(two, x[:, :2], label))
-    refused, *others = match_as_last_resort(two, update, leak, brief, (2, 8, 8))
-    assert "one or three channels" in refused.refused
-    assert others[0].method == "ig, labels granted"
 
 
 def test_what_leaks_already_is_not_matched() -> None:

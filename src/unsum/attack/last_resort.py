@@ -5,10 +5,8 @@ It takes the layers' whole gradient and labels: those that other attacks found a
 plays the client grants them, the client's own, because an attacker may know them or try them all.
 Each set is tried with every pixel free (`ig`, without the entries that are zero, because defenses
 remove them) and with a sixteenth of them (`rog`), which noise, signs and few bits still determine.
-Under added noise Gauss–Newton steps towards the posterior go first (`posterior`): pixels that are
-free fit the noise. Dropout is off: its masks are not known. That a search finds nothing proves
-nothing. A few hundred steps show whether a picture comes at all; `unsum audit --attack ig` takes as
-many as it is given.
+Dropout is off: its masks are not known. That a search finds nothing proves nothing. A few hundred
+steps show whether a picture comes at all; `unsum audit --attack ig` takes as many as it is given.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from unsum.attack.any_network import (
 from unsum.attack.options import AUTO, AttackOptions
 from unsum.errors import UnsumError, needed
 from unsum.gradients import quiet, with_features
-from unsum.head import Head, find_head
+from unsum.head import find_head
 from unsum.leak import Attempt, Leak
 from unsum.losses import BinaryCrossEntropy, declared
 from unsum.match import match
@@ -43,7 +41,6 @@ from unsum.models.language import is_language_model
 from unsum.network.loss_function import function_of
 from unsum.running.deadline import time_limit
 from unsum.running.progress import SILENT, Progress
-from unsum.separate.adaptive import recognize
 from unsum.update import Update
 
 METHOD = "ig"
@@ -53,7 +50,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     METHOD: {"steps": 400, "masked": True},
     "rog": {"steps": 200},
 }
-UNDER_NOISE: dict[str, dict[str, Any]] = {"posterior": {"restarts": 2}, **SETTINGS}
 # [s] for all tries together. Chosen by: arbitrary budget, three times what tries at 16² take
 SECONDS = 20.0
 _SETS = 2  # [1] sets of labels that others found. Chosen by: arbitrary budget
@@ -92,8 +88,7 @@ def match_as_last_resort(
     if reason:
         return [not_matched(reason)]
     progress.say("Matching gradients")
-    settings = UNDER_NOISE if _noise_added(model, update, options) else SETTINGS
-    runs = [(method, labels, own) for labels, own in sets for method in settings]
+    runs = [(method, labels, own) for labels, own in sets for method in SETTINGS]
     start, attempts = time.perf_counter(), list[Attempt]()
     for number, (method, labels, own) in enumerate(runs, 1):
         remaining = (left - (time.perf_counter() - start)) / (len(runs) - number + 1)
@@ -117,7 +112,7 @@ def match_as_last_resort(
                     device=options.device,
                     seed=options.seed,
                     progress=progress,
-                    **settings[method],
+                    **SETTINGS[method],
                 )
         except UnsumError as error:
             if method not in SETTINGS:  # the others may not need what this one misses
@@ -137,14 +132,6 @@ def match_as_last_resort(
         blind = deadline.over if deadline.cut else PROVES_NOTHING
         attempts.append(Attempt(name, found, blind=blind, at_head=False))
     return attempts
-
-
-def _noise_added(model: nn.Module, update: Update, options: AttackOptions) -> bool:
-    try:
-        marks = recognize(Head.of(model, update, options.device))
-    except UnsumError:  # the head's gradient was not sent
-        return False
-    return marks.kind == "noise" and not marks.rounding and update.scale_known
 
 
 @contextmanager
