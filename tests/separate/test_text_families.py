@@ -169,6 +169,18 @@ def test_rows_of_tokens_that_no_text_holds_are_a_doubt() -> None:
     assert more is not None
     assert more.replay.explains
     assert more.unheld == (spare,)
+    # noise in every row is no token's
+    noise = (
+        1e-12 * rows.norm() * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    )
+    noisy = play(
+        model,
+        unsum.Update(update.gradients | {name: update.gradients[name] + noise}),
+        text,
+        *labeled(model, text),
+    )
+    assert noisy is not None
+    assert noisy.unheld == ()
     assert doubt_unheld(more) == [
         f"Token {spare} of the embedding has a gradient and stands in no sequence that was found."
     ]

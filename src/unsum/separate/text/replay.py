@@ -26,6 +26,12 @@ from unsum.update import Update
 
 _BADLY = 10.0  # times our own rounding: another order of summation, another machine
 _ACCURATE = 10.0  # likewise, of features
+# [times the quietest row] what noise makes of another row of an embedding, at most. Chosen by:
+# arbitrary margin; of 16 entries and more the norms of thousands of rows differ by less.
+_LOUDER = 10.0
+_MANY = (
+    8  # [rows] that noise fills and texts of which nothing shows hardly do. Chosen by: arbitrary
+)
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,15 @@ def play(
 
 def _unheld(text: Text, left: Tensor, rounding: Tensor) -> tuple[int, ...]:
     """Tokens of rows (V,) in which more is `left` than `rounding` explains, and that no sequence
-    holds."""
+    holds.
+
+    Noise is as loud in all rows: where none of many is empty, those that stand out are named.
+    """
     held = torch.zeros(len(left), dtype=torch.bool, device=left.device)
     held[torch.tensor([token for row in text.tokens for token in row]) % len(left)] = True
-    return tuple((~held & (left > VISIBLE * rounding)).nonzero()[:, 0].tolist())
+    others = left[~held]
+    noise = _LOUDER * others.min() if len(others) >= _MANY else 0.0
+    return tuple((~held & (left > VISIBLE * rounding) & (left > noise)).nonzero()[:, 0].tolist())
 
 
 def _gradient(
