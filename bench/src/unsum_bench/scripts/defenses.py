@@ -155,7 +155,11 @@ def main(arguments: list[str]) -> None:
     limits, rows = ceilings(asked.only, asked.pairs), list[dict[str, Any]]()
     with sharing_models():
         for defense in asked.only:
-            rows.append(measured(defense) | {"ceiling": limits[defense]})
+            try:
+                rows.append(measured(defense) | {"ceiling": limits[defense]})
+            except UnsumError as reason:  # not of this model
+                print(f"{defense}: {reason}", flush=True)
+                continue
             print(json.dumps(rows[-1]), flush=True)
             if asked.json is not None:
                 asked.json.write_text(json.dumps(rows, indent=1) + "\n")
