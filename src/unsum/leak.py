@@ -91,6 +91,8 @@ class Leak:
     counted: Counted | None = None  # how many samples a certified answer has
     # (B, 3, h, w): in [0, 1] from an inverse, as the model takes them if peeled
     images: Tensor | None = None
+    # (3, h, w) what the inverse draws of a photo of which nothing is known, where it has such a one
+    blank: Tensor | None = None
     inputs: Tensor | None = None  # (B, …) raw inputs of the model, where its layers could be peeled
     inputs_exact: Tensor | None = None  # (B,) bool, the certificate of each input
     # features and logits are those of the pictures found, and add nothing to them

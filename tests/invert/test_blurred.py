@@ -212,3 +212,16 @@ def test_a_resumed_training_learns_the_same_noise(tmp_path: Path) -> None:
     assert whole.blurred is not None
     for one, other in zip(resumed.blurred.parameters(), whole.blurred.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_is_drawn_of_nothing_is_a_guess() -> None:
+    """Noise of 3 hides every photo; one of them resembles the mean of the training photos by three
+    quarters, up to tone."""
+    limits = unsum.AuditLimits(ceiling=False, compare=False)
+    known = unsum.Attacker(batch_size_known=True)
+    audit = unsum.audit(defenses=unsum.Noise(3.0), attacker=known, limits=limits)
+    assert audit.leak.blank is not None
+    assert audit.leak.images is not None
+    assert float((audit.leak.images - audit.leak.blank).abs().max()) < 0.05
+    assert max(row.picture_cosine for row in audit.samples) > 0.8
+    assert max(share.sample for share in audit.shares) < 0.05

@@ -63,9 +63,9 @@ def with_pictures(
         return leak  # its notes say why
     progress.say("Turning features into pictures")
     images = invert(model, leak, inverse=inverse)
-    leak = replace(
-        leak, images=images, knowledge=replace(leak.knowledge, auxiliary_photos=inverse.photos)
-    )
+    knowledge = replace(leak.knowledge, auxiliary_photos=inverse.photos)
+    blank = inverse.blank(images.shape[-1]) if inverse.blurs(leak) else None
+    leak = replace(leak, images=images, knowledge=knowledge, blank=blank)
     if inverse.blurs(leak) and float(needed(leak.errors, "An error").max()) > HOPELESS:
         leak = replace(leak, notes=[*leak.notes, _BLURRED])
     return leak if mode is None else _refined(model, update, leak, mode, inverse, progress)

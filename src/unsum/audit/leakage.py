@@ -59,6 +59,9 @@ WHOLE = 0.9  # leakage from which a sample is called given away; between the two
 ALIKE = 0.5
 # of a sample's size: a layer that tells samples no further apart reads the same of all
 _SAME = 1e-6
+# [of what a guess leaves] that a recognizable picture leaves at most, beside the mean of photos
+# that an inverse draws of nothing. Chosen by: arbitrary margin for its interpolation.
+_NEARER = 0.8
 _TINY = 1e-30  # [squared distance] keeps a guess that is right from dividing by zero
 
 
@@ -269,6 +272,17 @@ def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]
     found, pictures = leak.images.detach().cpu().float(), truth.images.detach().cpu().float()
     size, looks = pictures[0].numel(), truth.looks()
     guessed = (truth.guessed(truth.images, public_picture(truth.images)) / size).tolist()
+    near = looks
+    if leak.blank is not None and leak.blank.shape == pictures.shape[1:]:
+        # what the inverse draws of nothing is a guess as well
+        blank = leak.blank.detach().cpu().float()
+        guessed = [
+            min(value, max(float((blank - picture).square().mean()), _TINY))
+            for value, picture in zip(guessed, pictures, strict=True)
+        ]
+        cosines = [max(picture_cosine(blank, picture), 0.0) for picture in pictures]
+        looks = [min(one, 1 - cosine**2) for one, cosine in zip(looks, cosines, strict=True)]
+        near = [_NEARER * one for one in looks]
     shares = []
     for i, places in enumerate(own):
         parts = [0.0]
@@ -276,9 +290,9 @@ def _by_pictures(leak: Leak, truth: Truth, own: list[list[int]]) -> list[Shares]
             parts.append(1 - 10 ** (-psnr(found[j], pictures[i]) / 10) / guessed[i])
             cosine = picture_cosine(found[j], pictures[i])
             known = cosine**2 if cosine > 0 else 0.0
-            parts.append(1 - (1 - known) / looks[i])
+            parts.append(1 - (1 - known) / max(looks[i], _TINY))
             # recognizable, and nearer than a typical sample
-            if known >= ALIKE and 1 - known < looks[i]:
+            if known >= ALIKE and 1 - known < near[i]:
                 parts.append(known)
         shares.append(min(max(parts), 1.0))
     return [Shares(sample=value) for value in shares]

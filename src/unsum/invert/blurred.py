@@ -110,6 +110,10 @@ class Blurred(nn.Module):
         coarse: Tensor = mean + _column(1 - level).sqrt() * self.last(x)
         return coarse
 
+    def blank(self, size: int) -> Tensor:
+        """(3, size, size) the mean of the photos, as it is drawn where nothing is known."""
+        return _resized(_resized(self.mean[None], self.coarse_side), size)[0].clamp(0, 1)
+
     def draw(self, features: Tensor, level: Tensor, fine: Tensor) -> Tensor:
         """Pictures, from what a decoder made of the features."""
         own = _resized(F.adaptive_avg_pool2d(fine, self.coarse_side), fine.shape[-1])

@@ -58,6 +58,11 @@ class Inverse:
             pictures.append(blurred.draw(part, blurred.level(expected), decoder(part)))
         return torch.cat(pictures)
 
+    @torch.no_grad()
+    def blank(self, size: int) -> Tensor | None:
+        """(3, size, size) what it draws of a photo of which nothing is known."""
+        return None if self.blurred is None else self.blurred.blank(size)
+
     @property
     def layer(self) -> str | None:
         """The convolution or dense layer whose input the decoder reads; None: what the head
